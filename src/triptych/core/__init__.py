@@ -1,0 +1,1 @@
+"""Data and state transitions shared by every room. Imports nothing of triptych but itself."""

@@ -1,0 +1,140 @@
+"""Configuration: small frozen pieces, composed by containment; unknown keys are refused; a room gets only its piece.
+
+Read from TOML by `load_config`. Environment variables are not read here: flags and one file are the whole interface.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from triptych.core.errors import InvalidRequest
+
+
+class _Piece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every piece: immutable, keywords only, unknown keys refused."""
+
+
+class SourcePolicy(_Piece):
+    """Which sources media may come from (F2). Globally reachable unicast addresses only, unless listed here."""
+
+    schemes: tuple[str, ...] = ("https", "data")
+    ports: tuple[int, ...] = (443,)
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_networks: tuple[str, ...] = ()
+    local_root: str | None = None
+    max_redirects: int = 3
+    max_url_chars: int = 4096
+
+
+class FetchConfig(_Piece):
+    dns_timeout_s: float = 3.0
+    connect_timeout_s: float = 3.0
+    read_timeout_s: float = 5.0
+    total_timeout_s: float = 20.0
+    max_connections: int = 100
+    max_connections_per_host: int = 8
+    max_retries: int = 1
+    response_cache_bytes: int = 0
+
+
+class Tier(_Piece):
+    """Budgets by tenant or key (F3). Each field is a limit that a refusal names."""
+
+    max_images: int = 32
+    max_videos: int = 4
+    max_audios: int = 8
+    max_item_bytes: int = 32 * 2**20
+    max_request_media_bytes: int = 128 * 2**20
+    max_width_px: int = 16_384
+    max_height_px: int = 16_384
+    max_item_pixels: int = 64_000_000
+    max_request_pixels: int = 512_000_000
+    max_video_frames: int = 768
+    max_video_duration_s: float = 3600.0
+    max_audio_duration_s: float = 1800.0
+    max_audio_channels: int = 8
+    max_request_visual_tokens: int = 32_768
+    max_download_s: float = 20.0
+    # generation
+    max_generated_pixels: int = 4_194_304
+    max_generated_frames: int = 257
+    max_steps: int = 150
+    max_images_per_request: int = 10
+    # traffic
+    max_concurrent_requests: int = 0  # 0: no limit
+    requests_per_minute: int = 0  # 0: no limit
+
+
+class MediaConfig(_Piece):
+    policy: SourcePolicy = SourcePolicy()
+    fetch: FetchConfig = FetchConfig()
+    decode_workers: int = 2
+    decode_queue: int = 256
+    media_id_alias_bytes: int = 64 * 2**20
+    processor_cache_bytes: int = 512 * 2**20
+
+
+class EngineConfig(_Piece):
+    """Budgets of one language engine. `max_decode_stall_ms` bounds how long a running decode waits for an encoder."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    kv_cache_bytes: int = 1 * 2**30
+    block_size_tokens: int = 32
+    max_step_tokens: int = 1024
+    max_running: int = 64
+    max_waiting: int = 1024
+    max_model_tokens: int | None = None
+    encoder_cache_bytes: int = 256 * 2**20
+    encoder_step_tokens: int = 8192
+    max_decode_stall_ms: float = 40.0
+    prefix_cache: bool = True
+    runner: str = "auto"
+    num_threads: int | None = None
+
+
+class ModelConfig(_Piece):
+    """One served model. `path` is a folder, a hub name, or the name of an embedded model."""
+
+    path: str
+    name: str | None = None
+    engine: EngineConfig = EngineConfig()
+    processor: dict[str, object] = {}
+
+
+class HttpConfig(_Piece):
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 256 * 2**20
+    request_timeout_s: float = 600.0
+    access_log: bool = True
+
+
+class Tenant(_Piece):
+    """`key` is the secret the caller presents; `tier` names an entry of `Config.tiers`."""
+
+    name: str
+    key: str
+    tier: str = "default"
+    admin: bool = False
+
+
+class Config(_Piece):
+    models: tuple[ModelConfig, ...] = ()
+    http: HttpConfig = HttpConfig()
+    media: MediaConfig = MediaConfig()
+    tiers: dict[str, Tier] = {}
+    tenants: tuple[Tenant, ...] = ()
+
+    def tier(self, name: str) -> Tier:
+        return self.tiers.get(name) or Tier()
+
+
+def load_config(path: Path) -> Config:
+    """Read a TOML file. Raises InvalidRequest naming the key at fault."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Config)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise InvalidRequest(f"{path.name}: {error}") from error
