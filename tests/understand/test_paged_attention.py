@@ -73,9 +73,7 @@ def test_packed_greedy_equals_generate(family, chunk):
     prompts = [torch.randint(1, 97, (n,)) for n in (17, 5, 9)]
     with torch.inference_mode():
         model.set_attn_implementation("eager")
-        expected = [
-            model.generate(p[None], max_new_tokens=12, do_sample=False)[0, len(p) :].tolist() for p in prompts
-        ]
+        expected = [model.generate(p[None], max_new_tokens=12, do_sample=False)[0, len(p) :].tolist() for p in prompts]
         model.set_attn_implementation(ATTENTION_NAME)
         actual = run_packed(model, [p.tolist() for p in prompts], 12, chunk)
 

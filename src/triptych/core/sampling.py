@@ -36,9 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidRequest(
-                    f"{name} must be between {low:g} and {high:g}, got {value:g}", param=name
-                )
+                raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, got {value:g}", param=name)
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", param="min_tokens"

@@ -50,9 +50,7 @@ class PagedKv:
     @staticmethod
     def block_bytes(specs: Sequence[KvSpec], block_size_tokens: int, dtype: torch.dtype) -> int:
         """Bytes of one block over all layers, keys and values."""
-        return (
-            sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size_tokens * dtype.itemsize
-        )
+        return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size_tokens * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +147,7 @@ def build_batch(kv: PagedKv, steps: Sequence[SequenceStep]) -> PagedBatch:
     for step, slots in zip(steps[num_decode:], tables[num_decode:], strict=True):
         prefill.append(PrefillPart(row, step.num_new, step.past, slots.to(kv.device), step.whole))
         row += step.num_new
-    return PagedBatch(
-        kv, num_decode, writes.to(kv.device), decode_slots.to(kv.device), lengths.to(kv.device), prefill
-    )
+    return PagedBatch(kv, num_decode, writes.to(kv.device), decode_slots.to(kv.device), lengths.to(kv.device), prefill)
 
 
 def _slots(step: SequenceStep, offsets: torch.Tensor, size: int) -> torch.Tensor:
