@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ItemSize:
     """Known from the header alone. `num_embeds`: rows scattered into the prompt. `num_tokens_encoder`: patches or mel
-    frames the encoder attends over. `grid`: family-specific sizes (Qwen: (t, h, w) patches; tiles: (rows, cols))."""
+    frames the encoder attends over. `grid`: family-specific sizes (Qwen: (t, h, w) patches; tiles: (rows, cols)).
+    `times_s`: video only, one a temporal step of the grid, for families that write or rotate by time."""
 
     num_embeds: int
     num_tokens_encoder: int
     grid: tuple[int, ...] = ()
     cost_flops: float = 0.0
+    times_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class KvSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`embed_width`: columns of one encoder embedding (hidden size, times 1 + deepstack levels where a family has them)."""
+    """`embed_width`: columns of one encoder embedding (hidden size, times 1 + deepstack levels where a family has
+    them)."""
 
     architecture: str
     revision: bytes  # hash of config and weights' headers: part of every cache key
