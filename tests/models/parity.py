@@ -71,7 +71,7 @@ def prepare(layout: Layout, case: Case) -> Prompt:
 def assert_parity(
     folder: Path, model: PreTrainedModel, cases: list[Case], stock_inputs: Any, num_axes: int = 1
 ) -> list[list[int]]:
-    """Greedy tokens equal, alone and packed, whole and chunked. `stock_inputs(prompt) -> generate's keyword arguments`."""
+    """Greedy tokens equal, alone and packed, whole and chunked. `stock_inputs(prompt)`: generate's arguments."""
     layout, served = load_layout(folder), load_served_model(folder, "float32", "cpu")
     prompts = [prepare(layout, case) for case in cases]
     expected = [

@@ -213,7 +213,7 @@ def qwen_layout(tmp_path_factory):
 
 def test_unknown_option_is_named(qwen_layout):
     """A typo in a media option is an error that lists what there is."""
-    with pytest.raises(InvalidRequest, match="max_pixel'.*max_pixels"):
+    with pytest.raises(InvalidRequest, match=r"max_pixel'.*max_pixels"):
         qwen_layout.size(header_of(drawing(50, 50)), {"max_pixel": 1})
 
 
@@ -239,4 +239,4 @@ def test_processor_key_follows_parameters(tmp_path):
 
     keys = {load_layout(folder, changes).processor_key for changes in ({}, {"max_pixels": 9000}, {"fps": 1.0})}
 
-    assert 3 == len(keys)
+    assert len(keys) == 3

@@ -1,6 +1,6 @@
 """A model folder, opened and checked: configuration, tokenizer, processors and the revision that names its weights.
 
-Everything a family needs from disk comes through here. Safetensors only: nothing of a folder is ever unpickled or executed.
+Everything a family needs from disk comes through here. Safetensors only: nothing is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedConfig
 from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_backends import PilBackend
@@ -106,7 +106,7 @@ class ModelFolder:
 
 
 def _sample(file: Path) -> bytes:
-    """BLAKE3 of the file's size, its safetensors header and evenly spaced pieces: two fine-tunes of one shape differ."""
+    """BLAKE3 of the file's size, its safetensors header and evenly spaced pieces, so that fine-tunes differ."""
     num_bytes = file.stat().st_size
     digest = blake3(f"{file.name}:{num_bytes}".encode())
     with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Which frames of a video are looked at: a plan from the header alone, so that tokens can be counted before decoding."""
+"""Which frames of a video are looked at: a plan from the header alone, so that tokens are counted before decoding."""
 
 from __future__ import annotations
 

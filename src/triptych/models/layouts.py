@@ -57,6 +57,7 @@ class Placed:
     """A run at its place: the prompt tokens [start, start + len(run.token_ids)) of item `item_idx`."""
 
     start: int
+    item_idx: int
     modality: Modality
     size: ItemSize
     run: Run
@@ -101,8 +102,8 @@ class TextLayout:
         """Replace each placeholder, in order, by its item's run. Raises PromptRefused when they do not match up."""
         laid, placed = self._lay(token_ids, sizes)
         spans = tuple(
-            Span(item.start + offset, length, index, embed_offset)
-            for index, item in enumerate(placed)
+            Span(item.start + offset, length, item.item_idx, embed_offset)
+            for item in placed
             for offset, length, embed_offset in item.run.pieces
         )
         positions, position_offset = self.positions(len(laid), placed)
@@ -112,21 +113,27 @@ class TextLayout:
         """Rotary positions [A, T] and the offset of generated tokens; None: 0..T-1."""
         return None, 0
 
-    def _lay(self, token_ids: list[int], sizes: Sequence[tuple[Modality, ItemSize]]) -> tuple[list[int], list[Placed]]:
+    def _lay(
+        self, token_ids: list[int], sizes: Sequence[tuple[Modality, ItemSize]]
+    ) -> tuple[list[int], list[Placed]]:
         kinds = {self.tokenizer.convert_tokens_to_ids(text): kind for kind, text in self.placeholders.items()}
         slots = [(index, kinds[token]) for index, token in enumerate(token_ids) if token in kinds]
-        if [kind for _, kind in slots] != [kind for kind, _ in sizes]:
+        if sorted(kind for _, kind in slots) != sorted(kind for kind, _ in sizes):
             raise PromptRefused(
                 f"the prompt has places for {_listed([kind for _, kind in slots])}, "
                 f"the request has {_listed([kind for kind, _ in sizes])}"
             )
+        # a template may write one kind before another, but keeps the order within a kind
+        waiting = {kind: iter([i for i, (own, _) in enumerate(sizes) if own is kind]) for kind in Modality}
         laid: list[int] = []
         placed: list[Placed] = []
         copied = 0
-        for (index, kind), (_, size) in zip(slots, sizes, strict=True):
+        for index, kind in slots:
             laid.extend(token_ids[copied:index])
+            item_idx = next(waiting[kind])
+            size = sizes[item_idx][1]
             run = self.run(kind, size)
-            placed.append(Placed(len(laid), kind, size, run))
+            placed.append(Placed(len(laid), item_idx, kind, size, run))
             laid.extend(run.token_ids)
             copied = index + 1
         laid.extend(token_ids[copied:])
@@ -174,7 +181,7 @@ class ImageLayout(TextLayout):
             raise InvalidMedia(f"a picture of {width_px}x{height_px} pixels: {error}") from error
 
     def check(self, modality: Modality, options: dict[str, Any]) -> None:
-        """Raises UnsupportedMedia for a kind this model does not take, InvalidRequest for an option it does not know."""
+        """Raises UnsupportedMedia for a kind the model does not take, InvalidRequest for an unknown option."""
         if modality not in self.modalities:
             raise UnsupportedMedia(
                 f"{self.folder.architecture} takes {_listed(sorted(self.modalities))}, not {modality.value}"

@@ -1,4 +1,4 @@
-"""Multi-axis rotary positions (time, height, width) of the Qwen-VL kinds, in numpy, equal to the stock `get_rope_index`.
+"""Multi-axis rotary positions (time, height, width) of the Qwen-VL kinds, in numpy, as in the stock `get_rope_index`.
 
 Text advances all three axes by one a token. A picture's tokens share one start and spread over its grid; the text after
 it goes on from the start plus the longer side of the grid. M-RoPE: Wang et al. 2024, arXiv:2409.12191.

@@ -18,8 +18,8 @@ from triptych.core.media import Decoded, DecodedImage, DecodedVideo, DecodeSpec,
 from triptych.core.prepared import EncoderItem
 from triptych.models import frames
 from triptych.models.base import ItemSize, ProcessedItem
-from triptych.models.frames import FramePlan, FrameSampling, plan_frames
 from triptych.models.folder import ModelFolder
+from triptych.models.frames import FramePlan, FrameSampling, plan_frames
 from triptych.models.layouts import ImageLayout, Placed, Run, option_int, processor_key, tower_flops
 from triptych.models.mrope import GridRun, rope_positions
 from triptych.models.served import StockModel

@@ -37,7 +37,7 @@ def list_supported() -> tuple[str, ...]:
 
 
 def load_layout(name: str | Path, overrides: dict[str, Any] | None = None) -> Layout:
-    """`name`: a folder, a hub name or an embedded model's name; `overrides`: processor parameters on top of the folder's.
+    """`name`: a folder, a hub name or an embedded model's name; `overrides`: processor parameters over the folder's.
 
     Raises UnknownModel, and InvalidRequest for an unsupported architecture or an unreadable folder.
     """

@@ -26,3 +26,9 @@ without media closes REQUEST_PARSE only. All errors are leaves of `core.errors`;
 Back: `Detokenizer(tokenizer, stop=[...])` turns token ids into text (`push(ids) -> str`, `finish() -> str`, `stopped`), and
 `ToolCallStream(tool_style)` parts text from tool calls (`push(text) -> str`, `finish() -> (str, list[ToolCall])`).
 """
+
+from triptych.prompt.detokenize import Detokenizer
+from triptych.prompt.parts import EmbedsPart, TokenCount
+from triptych.prompt.tools import ToolCall, ToolCallStream, ToolStyle, tool_style
+
+__all__ = ["Detokenizer", "EmbedsPart", "TokenCount", "ToolCall", "ToolCallStream", "ToolStyle", "tool_style"]
