@@ -68,6 +68,7 @@ class PreparedRequest:
     cache_salt: bytes = b""
     eos_token_ids: tuple[int, ...] = ()
     arrival_s: float = 0.0
+    handoff_s: float = 0.0  # the last edge of the front's stage clock; the engine's goes on from here
     deadline_s: float | None = None
     priority: int = 0
     media_extra: dict[str, str] = field(default_factory=dict)

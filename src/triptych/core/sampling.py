@@ -11,8 +11,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Defaults follow the OpenAI chat API. `temperature` 0 is greedy.
 
     `seed` fixes the text whoever shares the batch: random numbers are drawn from (seed, token index) alone.
-    `top_logprobs` None: no log probabilities; 0: of the chosen token only. `grammar` is a JSON schema, regex or Lark text
-    for the grammar library, by `grammar_kind`.
+    `top_logprobs` None: no log probabilities; 0: of the chosen token only. `grammar` is a JSON schema, regex or Lark
+    text for the grammar library, by `grammar_kind`.
     """
 
     max_tokens: int = 256

@@ -1,8 +1,8 @@
 """The named stages between arrival and the first token, and the record that a request's clock fills in.
 
-Time to first token is the sum of the stages (U2): each boundary is stamped once, so nothing falls between two stages and
-nothing is counted twice. Stages that run side by side for several media of one request are measured as the wall time
-from the first start to the last end.
+Time to first token is the sum of the stages (U2): each boundary is stamped once, so nothing falls between two stages
+and nothing is counted twice. Stages that run side by side for several media of one request are measured as the wall
+time from the first start to the last end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention over paged keys and values, for one packed batch, behind transformers' attention interface.
 
-A packed batch is [decode rows, one token each][prefill chunks, one after another]. Every attention layer first writes the
-batch's keys and values into its pool, then reads each sequence's context through its block table. The batch's metadata is
-the keyword `paged=PagedBatch`, which transformers passes from the model's call down to this function.
+A packed batch is [decode rows, one token each][prefill chunks, one after another]. Every attention layer first writes
+the batch's keys and values into its pool, then reads each sequence's context through its block table. The batch's
+metadata is the keyword `paged=PagedBatch`, which transformers passes from the model's call down to this function.
 
 Paged attention: Kwon et al. 2023, arXiv:2309.06180.
 """

@@ -2,8 +2,8 @@
 
 A block's hash chains its predecessor's, its tokens, and for each media span in it the item's identity, where the span
 starts relative to the block and which embedding row stands there (U7): the same picture elsewhere is no false hit.
-The first block takes in the tenant's salt. Positions need no part of their own: they follow from the chain (an item's grid
-follows from its identity).
+The first block takes in the tenant's salt. Positions need no part of their own: they follow from the chain (an item's
+grid follows from its identity).
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     held: set[int] = field(default_factory=set)
-    wanted_since_s: float | None = None
     is_encoding: bool = False
     num_cached_tokens: int = 0
     num_preemptions: int = 0

@@ -1,8 +1,8 @@
 """Phase 2: what the encoder does next (U3 to U5).
 
-Reservations follow the order of arrival, and within a request the order of the prompt, so that no request holds a later
-item while it lacks an earlier one. Encoding follows estimated cost, with ageing: each second waited counts as one second
-of work less, so a large item is late by a bounded time and never starved.
+Reservations follow the order of arrival, and within a request the order of the prompt, so that no request holds a
+later item while it lacks an earlier one. Encoding follows estimated cost, with ageing: each second waited counts as
+one second of work less, so a large item is late by a bounded time and never starved.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def _reached_items(seq: Sequence, window_tokens: int) -> list[int]:
 def next_job(
     waiting: dict[bytes, WaitingItem], limits: SchedulerLimits, *, flops_per_s: float, now_s: float
 ) -> EncodeJob | None:
-    """The cheapest item by aged cost, and whatever of its batch key fits the compute budget beside it. Takes them out."""
+    """The cheapest item by aged cost, and whatever of its batch key fits the compute budget beside it. Takes them
+    out."""
     if not waiting:
         return None
 

@@ -1,7 +1,7 @@
 """Phase 3: which tokens the language model computes in this step. Decode rows first, then prefill windows.
 
-A window ends before the first item whose embeddings are not there (the window is cut, the item is not), and never inside a
-span that must be seen whole (U6).
+A window ends before the first item whose embeddings are not there (the window is cut, the item is not), and never
+inside a span that must be seen whole (U6).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The scheduler: owns the queues, composes the phases. Holds no tensor and reads no clock.
 
-Progress: a running sequence holds all blocks of its prompt, so what it references in the encoder cache drains; items are
-reserved in order; decode growth preempts the youngest, never the oldest; and what could never run was refused at the door.
+Progress: a running sequence holds all blocks of its prompt, so what it references in the encoder cache drains; items
+are reserved in order; decode growth preempts the youngest, never the oldest; and what could never run was refused at
+the door.
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ class Scheduler:
             self._let_go(seq, item_idx)
         seq.block_table = []
         seq.num_computed = seq.num_registered_blocks = 0
+        seq.is_encoding = False
 
     def _let_go(self, seq: Sequence, item_idx: int) -> None:
         """Drop the reference; an item that still waits for the encoder and that nobody else wants is not encoded."""

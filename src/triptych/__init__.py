@@ -1,0 +1,3 @@
+"""Triptych: multimodal model serving. Understand, generate and converse on one frame."""
+
+__version__ = "0.1.0"

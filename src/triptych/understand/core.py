@@ -1,0 +1,265 @@
+"""The engine's heart: one `step()` that is its table of contents. Single-threaded; knows no socket and no event loop.
+
+receive (submit, cancel) -> admit -> reserve -> encode a slice -> plan rows -> run -> settle -> emit.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import torch
+
+from triptych.core.clock import Clock
+from triptych.core.errors import DeadlineExceeded, InvalidRequest, ModelFault, TriptychError
+from triptych.core.events import Event, FinalEvent, FinishReason, TokenEvent
+from triptych.core.prepared import PreparedRequest
+from triptych.core.stages import Stage, StageClock
+from triptych.understand.encoding import EncoderLoop
+from triptych.understand.grammar import GrammarCompiler
+from triptych.understand.pace import Pace
+from triptych.understand.runner import Runner
+from triptych.understand.sampler import Sampled, SamplingState, sample
+from triptych.understand.schedule.rows import Row
+from triptych.understand.schedule.scheduler import Scheduler
+from triptych.understand.sequence import Sequence
+
+MAX_ID_CHARS = 256
+
+
+class EngineCore:
+    """`emit` is called with each event, in order; every submitted request gets exactly one FinalEvent."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        encoder: EncoderLoop,
+        pace: Pace,
+        *,
+        grammar: Callable[[], GrammarCompiler],
+        clock: Clock,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._encoder = encoder
+        self._pace = pace
+        self._load_grammar = grammar
+        self._grammar: GrammarCompiler | None = None
+        self._clock = clock
+        self._emit = emit
+        self._sequences: dict[str, Sequence] = {}
+        self._sampling: dict[str, SamplingState] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or self._encoder.is_busy
+
+    # receive
+
+    def submit(self, request: PreparedRequest) -> None:
+        """Never raises: what is wrong with the request comes as its final event."""
+        try:
+            if request.request_id in self._sequences:
+                raise InvalidRequest("a request with this id is running", param="request_id")
+            self._scheduler.check(request)
+            self._start(request)
+        except TriptychError as error:
+            self._emit(_failure(request, error, self._clock.now_s()))
+
+    def _start(self, request: PreparedRequest) -> None:
+        params = request.sampling
+        grammar = None
+        if params.grammar_kind is not None:
+            self._grammar = self._grammar or self._load_grammar()
+            grammar = self._grammar.compile(params)
+        seq = Sequence.of(request, StageClock(request.handoff_s or self._clock.now_s()))
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        ends = (*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids))
+        self._sampling[seq.request_id] = SamplingState(params, seed, seq.tokens, seq.num_prompt_tokens, ends, grammar)
+        self._sequences[seq.request_id] = seq
+        self._scheduler.add(seq)
+
+    def cancel(self, request_id: str) -> None:
+        """Frees everything at once; unknown and finished ids are fine."""
+        seq = self._sequences.get(request_id)
+        if seq is not None:
+            self._finish(seq, FinishReason.CANCELLED)
+
+    def cancel_all(self) -> None:
+        for request_id in list(self._sequences):
+            self.cancel(request_id)
+
+    # step
+
+    def step(self, has_mail: Callable[[], bool]) -> None:
+        """One turn of every stage. `has_mail` lets a long encode give way to what just arrived."""
+        now_s = self._clock.now_s()
+        self._expire(now_s)
+        self._scheduler.admit()
+        self._scheduler.reserve_items(now_s)
+        self._runner.drop(self._scheduler.cache.take_dropped())
+        for fault in self._encoder.advance(has_mail):
+            self._fail_all(fault.owners, fault.error)
+        rows = self._scheduler.plan_rows(
+            soft_cap_tokens=self._pace.prefill_cap_tokens(is_decoding=self._scheduler.num_decoding > 0)
+        )
+        if rows:
+            self._settle(rows, self._run(rows))
+        self._runner.drop(self._scheduler.cache.take_dropped())
+
+    def _expire(self, now_s: float) -> None:
+        for seq in list(self._sequences.values()):
+            deadline_s = seq.request.deadline_s
+            if deadline_s is not None and now_s >= deadline_s:
+                self._fail(seq, DeadlineExceeded(f"not done within {deadline_s - seq.request.arrival_s:.1f} s"))
+
+    def _run(self, rows: list[Row]) -> torch.Tensor | None:
+        """Logits of the rows that end, or None after a fault was dealt with row by row."""
+        started_s = self._clock.now_s()
+        for row in rows:
+            self._close_stage(row.seq, Stage.VISION_ENCODE if row.seq.is_encoding else Stage.LLM_QUEUE, started_s)
+        try:
+            logits = self._runner.logits(rows)
+        except Exception as error:  # whatever model code raises must not stop the engine
+            if len(rows) == 1:
+                self._fail(rows[0].seq, ModelFault(f"the model failed on this request: {type(error).__name__}"))
+            else:
+                for row in rows:
+                    self._settle([row], self._run([row]))
+            return None
+        ended_s = self._clock.now_s()
+        self._pace.note_step(rows, ended_s - started_s)
+        for row in rows:
+            self._close_stage(row.seq, Stage.LLM_PREFILL, ended_s)
+        return logits
+
+    def _settle(self, rows: list[Row], logits: torch.Tensor | None) -> None:
+        if logits is None:
+            return
+        ending = [row.seq for row in rows if row.num_new == row.seq.num_uncomputed]
+        sampled = sample(logits, [self._sampling[seq.request_id] for seq in ending]) if ending else []
+        for row in rows:
+            self._scheduler.commit(row.seq, row.num_new)
+        for seq, token in zip(ending, sampled, strict=True):
+            self._append(seq, token)
+
+    def _append(self, seq: Sequence, token: Sampled | None) -> None:
+        if token is None:
+            self._fail(seq, ModelFault("the model gave logits that are not finite for this request"))
+            return
+        state = self._sampling[seq.request_id]
+        is_first = seq.num_output_tokens == 0
+        seq.tokens.append(token.token_id)
+        reason = self._finish_reason(seq, state, token.token_id)
+        is_silent = reason is FinishReason.STOP and token.token_id in state.end_token_ids
+        if is_first or not is_silent:
+            self._emit_token(seq, token, is_first=is_first, is_silent=is_silent)
+        if reason is not None:
+            self._finish(seq, reason)
+
+    def _finish_reason(self, seq: Sequence, state: SamplingState, token_id: int) -> FinishReason | None:
+        if state.grammar is not None:
+            state.grammar.advance(token_id)
+        if token_id in state.end_token_ids:
+            return FinishReason.STOP
+        if state.grammar is not None and state.grammar.is_finished:
+            return FinishReason.STOP
+        if seq.num_output_tokens >= self._scheduler.max_output_tokens(seq.request):
+            return FinishReason.LENGTH
+        return None
+
+    # emit
+
+    def _emit_token(self, seq: Sequence, token: Sampled, *, is_first: bool, is_silent: bool) -> None:
+        now_s = self._clock.now_s()
+        if is_first:
+            seq.clock.close(Stage.LLM_PREFILL, now_s)
+        token_ids = [] if is_silent else [token.token_id]
+        logprobs = [token.logprob] if token.logprob is not None and not is_silent else None
+        stages = dict(seq.clock.ms) if is_first else None
+        self._emit(TokenEvent(seq.request_id, token_ids, logprobs, stages, now_s))
+
+    def _finish(self, seq: Sequence, reason: FinishReason, error: TriptychError | None = None) -> None:
+        """The one way out: release everything, forget the request, send its final event. Once a request."""
+        if seq.request_id not in self._sequences:
+            return
+        self._scheduler.remove(seq, forget_blocks=isinstance(error, ModelFault))
+        del self._sequences[seq.request_id], self._sampling[seq.request_id]
+        self._emit(
+            FinalEvent(
+                seq.request_id,
+                reason,
+                error.code if error else None,
+                error.message if error else None,
+                error.param if error else None,
+                seq.num_prompt_tokens,
+                seq.num_output_tokens,
+                {
+                    "cached_tokens": seq.num_cached_tokens,
+                    "encoder_hits": seq.encoder_hits,
+                    "encoder_misses": seq.encoder_misses,
+                    "preemptions": seq.num_preemptions,
+                },
+                self._clock.now_s(),
+            )
+        )
+
+    def _fail(self, seq: Sequence, error: TriptychError) -> None:
+        self._finish(seq, FinishReason.ERROR, error)
+
+    def _fail_all(self, seqs: list[Sequence], error: TriptychError) -> None:
+        for seq in seqs:
+            self._fail(seq, error)
+
+    @staticmethod
+    def _close_stage(seq: Sequence, stage: Stage, now_s: float) -> None:
+        if seq.num_output_tokens == 0:
+            seq.clock.close(stage, now_s)
+
+    # look and admin
+
+    def flush(self, cache: str) -> int:
+        """Forget one cache, "encoder" or "prefix"; what is in use is left to its users. Returns the entries
+        forgotten."""
+        if cache == "encoder":
+            return self._scheduler.cache.flush()
+        if cache == "prefix":
+            return self._scheduler.pool.flush()
+        raise InvalidRequest(f"no cache {cache!r} here, there are: encoder, prefix", param="cache")
+
+    def stats(self) -> dict[str, float]:
+        pool, cache = self._scheduler.pool, self._scheduler.cache
+        return {
+            "num_waiting": len(self._scheduler.waiting),
+            "num_running": len(self._scheduler.running),
+            "num_waiting_items": len(self._scheduler.waiting_items),
+            "num_preemptions": self._scheduler.num_preemptions,
+            "kv_blocks_used": pool.num_used,
+            "kv_blocks": pool.num_blocks,
+            "prefix_cache_entries": pool.num_cached,
+            "prefix_cache_hit_tokens": pool.num_hit_tokens,
+            "prefix_cache_queried_tokens": pool.num_queried_tokens,
+            "prefix_cache_evictions": pool.num_evictions,
+            "prefix_cache_saved_ms": pool.num_hit_tokens * self._pace.prefill_ms_per_token,
+            "encoder_cache_bytes": cache.num_bytes,
+            "encoder_cache_capacity_bytes": cache.capacity_bytes,
+            "encoder_cache_entries": len(cache),
+            "encoder_cache_hits": cache.num_hits,
+            "encoder_cache_misses": cache.num_misses,
+            "encoder_cache_evictions": cache.num_evictions,
+            "encoder_cache_saved_ms": cache.saved_ms,
+        }
+
+
+def _failure(request: PreparedRequest, error: TriptychError, now_s: float) -> FinalEvent:
+    return FinalEvent(
+        request.request_id,
+        FinishReason.ERROR,
+        error.code,
+        error.message,
+        error.param,
+        num_prompt_tokens=len(request.token_ids),
+        sent_s=now_s,
+    )

@@ -1,0 +1,36 @@
+"""What the machine does at this moment, learnt from what it just did: the encoder's and the prefill's rate."""
+
+from __future__ import annotations
+
+from triptych.understand.schedule.rows import Row
+
+_WEIGHT = 0.2
+
+
+class Pace:
+    """Exponential averages. `max_decode_stall_ms` is the time that anything else may put between two decode steps."""
+
+    def __init__(self, *, max_decode_stall_ms: float, max_step_tokens: int) -> None:
+        self.max_decode_stall_ms = max_decode_stall_ms
+        self._max_step_tokens = max_step_tokens
+        self.encoder_flops_per_s = 1e11
+        self.prefill_ms_per_token = 0.0
+
+    def prefill_cap_tokens(self, *, is_decoding: bool) -> int:
+        """How many prefill tokens a step may carry. Unbounded but for the step where nobody decodes."""
+        if not is_decoding or self.prefill_ms_per_token <= 0:
+            return self._max_step_tokens
+        return max(1, int(self.max_decode_stall_ms / self.prefill_ms_per_token))
+
+    def note_step(self, rows: list[Row], elapsed_s: float) -> None:
+        num_prefill = sum(row.num_new for row in rows if not row.seq.is_decoding)
+        if num_prefill >= 16:
+            self.prefill_ms_per_token = _blend(self.prefill_ms_per_token, elapsed_s * 1e3 / num_prefill)
+
+    def note_encode(self, cost_flops: float, elapsed_s: float) -> None:
+        if cost_flops > 0 and elapsed_s > 0:
+            self.encoder_flops_per_s = _blend(self.encoder_flops_per_s, cost_flops / elapsed_s)
+
+
+def _blend(average: float, value: float) -> float:
+    return value if average <= 0 else average + _WEIGHT * (value - average)

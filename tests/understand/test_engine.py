@@ -1,0 +1,172 @@
+"""The engine on a toy model: right tokens whoever shares the batch, faults that stay with their request."""
+
+import asyncio
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tests.understand.conftest import SMALL, collect, no_tokenizer, request_of, run_all
+from triptych.core.events import FinishReason
+from triptych.core.prepared import Span
+from triptych.testing.toy_model import ToyModel, toy_item
+from triptych.understand.engine import InProcessEngine
+
+
+def workload():
+    return [
+        request_of("text", [1, 2, 3, 4, 5, 6, 7]),
+        request_of("picture", [5, toy_item(b"one", 9), 6, 7]),
+        request_of("two", [9, toy_item(b"two", 5), 8, toy_item(b"one", 9), 3, 4]),
+        request_of("long", [*range(1, 60)], max_tokens=20),
+        request_of("shared", [*range(1, 60), toy_item(b"three", 12), 5], max_tokens=20),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"max_step_tokens": 5},
+        {"max_running": 1},
+        {"kv_cache_bytes": 40 * 1024, "max_running": 3},
+        {"encoder_cache_bytes": 12 * 32 * 4},
+        {"prefix_cache": False, "block_size_tokens": 8},
+    ],
+)
+async def test_tokens_equal_the_reference(change, reference):
+    """Chunked, alone, preempted, with a cache for one item: the tokens do not change."""
+    config = msgspec.structs.replace(SMALL, **change)
+
+    results, stats = await run_all(workload(), config)
+
+    for request in workload():
+        tokens, final = results[request.request_id]
+        assert (reference(request), FinishReason.LENGTH) == (tokens, final.reason), request.request_id
+    assert stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting_items"] == 0
+
+
+async def test_preemption_happens_and_changes_nothing(reference):
+    """With too few blocks for all, somebody is preempted, and the tokens are still right."""
+    requests = [request_of(f"r{i}", [i + 1] * 10 + [i], max_tokens=30) for i in range(4)]
+    block_bytes = 2 * 2 * 2 * 8 * 4 * 4  # layers, keys and values, heads, dim, float32, tokens
+    config = msgspec.structs.replace(SMALL, kv_cache_bytes=16 * block_bytes)
+
+    results, stats = await run_all(requests, config)
+
+    assert stats["num_preemptions"] > 0
+    assert [reference(r) for r in requests] == [results[r.request_id][0] for r in requests]
+
+
+async def test_poisoned_items_fail_alone(reference):
+    """NaN from the encoder, an exception in it, a wrong count: each fails its own request; the others' tokens stay."""
+    good = request_of("count", [1, toy_item(b"c", 4), 2])
+    wrong_count = replace(good, spans=(Span(1, 3, 0),))
+    poison = [
+        request_of("nan", [1, toy_item(b"nan", 4, fill=math.nan), 2]),
+        request_of("raises", [1, toy_item(b"inf", 4, fill=math.inf), 2]),
+        wrong_count,
+        request_of("huge", [1, toy_item(b"huge", 65), 2]),
+        request_of("empty", []),
+        request_of("endless", [1] * 600),
+        request_of("vocab", [1, 2, 100_000]),
+    ]
+
+    results, stats = await run_all([*poison, *workload()])
+
+    codes = {r.request_id: results[r.request_id][1].error_code for r in poison}
+    assert codes == {
+        "nan": "model_fault",
+        "raises": "model_fault",
+        "count": "prompt_refused",
+        "huge": "budget_exceeded",
+        "empty": "prompt_refused",
+        "endless": "budget_exceeded",
+        "vocab": "prompt_refused",
+    }
+    assert all(results[r.request_id][0] == reference(r) for r in workload())
+    assert stats["kv_blocks_used"] == 0
+
+
+async def test_leaving_the_stream_cancels():
+    """A client that goes away frees its blocks within a step, in the middle of an encode too."""
+    model = ToyModel(num_tower_layers=50)
+    model.toy_tower.layer_delay_s = 0.02
+    engine = InProcessEngine(model, SMALL, load_tokenizer=no_tokenizer)
+    await engine.start()
+    stream = engine.submit(request_of("gone", [1, toy_item(b"slow", 8), 2]))
+    waiting = asyncio.ensure_future(anext(stream))
+    while not (await engine.stats())["num_running"]:
+        pass
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.sleep(0)
+    stats = await engine.stats()
+    tokens, final = await collect(engine, request_of("next", [1, 2, 3]))
+    await engine.close()
+
+    assert stats["num_running"] == stats["kv_blocks_used"] == 0
+    assert (len(tokens), final.reason) == (6, FinishReason.LENGTH)
+
+
+async def test_decode_goes_on_while_a_picture_is_encoded():
+    """The encoder gives way at layer edges: a text stream gets many tokens during one long encode (F9)."""
+    model = ToyModel(num_tower_layers=40)
+    model.toy_tower.layer_delay_s = 0.01
+    config = msgspec.structs.replace(SMALL, max_decode_stall_ms=20.0)
+    engine = InProcessEngine(model, config, load_tokenizer=no_tokenizer)
+    await engine.start()
+    order = []
+
+    async def follow(request):
+        async for event in engine.submit(request):
+            if hasattr(event, "token_ids"):
+                order.append(request.request_id)
+
+    text = asyncio.create_task(follow(request_of("text", [1, 2, 3], max_tokens=200)))
+    while order.count("text") < 3:
+        await engine.stats()
+    before = len(order)
+    picture = asyncio.create_task(follow(request_of("picture", [1, toy_item(b"slow", 8), 2], max_tokens=1)))
+    await asyncio.gather(text, picture)
+    await engine.close()
+
+    during = order.index("picture") - before
+    assert during >= 10
+
+
+async def test_same_seed_gives_the_same_text_in_any_company():
+    """Random numbers come from the seed and the token's index alone."""
+    seeded = request_of("seeded", [3, 1, 4, 1, 5], max_tokens=12, temperature=1.0, seed=11)
+    others = [request_of(f"o{i}", [i + 1, 2], max_tokens=9, temperature=1.0) for i in range(5)]
+
+    alone, _ = await run_all([seeded])
+    crowd, _ = await run_all([*others, seeded])
+
+    assert alone["seeded"][0] == crowd["seeded"][0]
+
+
+async def test_stages_add_up_to_the_time_of_the_first_token():
+    """The engine's stages sum to the time from submission to the first event, by construction."""
+    engine = InProcessEngine(ToyModel(), SMALL, load_tokenizer=no_tokenizer)
+    await engine.start()
+    request = request_of("r", [1, toy_item(b"one", 9), 2])
+    async for event in engine.submit(request):
+        first = event
+        break
+    await engine.close()
+
+    assert first.stage_ms.keys() >= {"encoder_queue_ms", "vision_encode_ms", "llm_queue_ms", "llm_prefill_ms"}
+
+
+async def test_closing_ends_every_stream():
+    """Close cancels what runs: each stream still gets its final event."""
+    engine = InProcessEngine(ToyModel(), SMALL, load_tokenizer=no_tokenizer)
+    await engine.start()
+    running = asyncio.create_task(collect(engine, request_of("r", [1, 2], max_tokens=400)))
+    await asyncio.sleep(0.05)
+    await engine.close()
+
+    assert (await running)[1].reason is FinishReason.CANCELLED
