@@ -55,6 +55,10 @@ async def collect(engine, request):
 async def run_all(requests, config=SMALL, model=None):
     """All at once on one engine: {id: (tokens, final)}, and the engine's stats when all is over."""
     engine = InProcessEngine(model or ToyModel(), config, load_tokenizer=no_tokenizer)
+    return await run_on(engine, requests)
+
+
+async def run_on(engine, requests):
     await engine.start()
     try:
         results = await asyncio.gather(*(collect(engine, request) for request in requests))

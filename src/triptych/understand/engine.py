@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
-
-import torch
 
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import EngineConfig
@@ -22,6 +20,7 @@ from triptych.models.base import ModelInfo, ServedModel
 from triptych.understand.build import build_core
 from triptych.understand.core import EngineCore
 from triptych.understand.grammar import GrammarCompiler
+from triptych.understand.loop import Command, EngineLoop
 
 
 class EngineHandle(Protocol):
@@ -49,16 +48,26 @@ class EventStreams:
 
     def __init__(self) -> None:
         self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
 
     def open(self, request_id: str) -> None:
         assert request_id not in self._queues, "request ids are unique"
         self._queues[request_id] = asyncio.Queue()
+        self._is_empty.clear()
 
     def dispatch(self, events: list[Event]) -> None:
         for event in events:
             queue = self._queues.get(event.request_id)
             if queue is not None:
                 queue.put_nowait(event)
+
+    async def wait_empty(self, timeout_s: float) -> None:
+        """Until every stream is over and read, or the time is up."""
+        try:
+            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        except TimeoutError:
+            pass  # the caller ends what is left
 
     def fail_all(self, message: str) -> None:
         """The engine is gone: every open request gets its final event from here."""
@@ -80,11 +89,46 @@ class EventStreams:
                 yield event
         finally:
             del self._queues[request_id]
+            if not self._queues:
+                self._is_empty.set()
             if not is_over:
                 cancel(request_id)
 
 
-Command = Callable[[EngineCore], Any]
+class ThreadMailbox:
+    """Commands from the event loop's thread; events back to it."""
+
+    def __init__(self, dispatch: Callable[[list[Event]], None]) -> None:
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._dispatch = dispatch
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def post(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def receive(self, *, wait: bool) -> Iterable[Command]:
+        if wait:
+            yield self._commands.get()
+        while True:
+            try:
+                yield self._commands.get_nowait()
+            except Empty:
+                return
+
+    def has_mail(self) -> bool:
+        return not self._commands.empty()
+
+    def send(self, events: list[Event]) -> None:
+        self.call(self._dispatch, events)
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """On the event loop, from the engine's thread; nothing once the event loop is closed."""
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 class InProcessEngine:
@@ -100,106 +144,71 @@ class InProcessEngine:
     ) -> None:
         self.info = served.info
         self._streams = EventStreams()
-        self._mail: SimpleQueue[Command] = SimpleQueue()
-        self._outbox: list[Event] = []
-        self._is_closing = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._mailbox = ThreadMailbox(self._streams.dispatch)
         self._thread: threading.Thread | None = None
-
-        def grammar() -> GrammarCompiler:
-            return GrammarCompiler(load_tokenizer(), served.info.vocab_size, served.info.eos_token_ids)
-
-        self._core = build_core(
-            served, config, grammar=grammar, clock=clock or MonotonicClock(), emit=self._outbox.append
+        self._loop = EngineLoop(
+            lambda emit: build_core(
+                served,
+                config,
+                grammar=lambda: GrammarCompiler(load_tokenizer(), served.info.vocab_size, served.info.eos_token_ids),
+                clock=clock or MonotonicClock(),
+                emit=emit,
+            ),
+            self._mailbox,
         )
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._mailbox.bind(asyncio.get_running_loop())
         self._thread = threading.Thread(target=self._run, name="triptych-engine", daemon=True)
         self._thread.start()
 
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException:
+            self._mailbox.call(self._streams.fail_all, "the engine stopped")
+            raise
+
     async def close(self) -> None:
         """Cancels what runs, and returns when the thread has ended."""
-
-        def stop(core: EngineCore) -> None:
-            core.cancel_all()
-            self._is_closing = True
-
         if self._thread is not None:
-            self._mail.put(stop)
+            self._mailbox.post(lambda core: self._loop.stop())
             await asyncio.to_thread(self._thread.join)
             self._thread = None
 
     async def submit(self, request: PreparedRequest) -> AsyncIterator[Event]:
         self._streams.open(request.request_id)
-        self._mail.put(lambda core: core.submit(request))
+        self._mailbox.post(lambda core: core.submit(request))
         async for event in self._streams.follow(request.request_id, self.cancel):
             yield event
 
     def cancel(self, request_id: str) -> None:
-        self._mail.put(lambda core: core.cancel(request_id))
+        self._mailbox.post(lambda core: core.cancel(request_id))
 
     async def stats(self) -> dict[str, float]:
-        return await self._ask(lambda core: core.stats())
+        answer: dict[str, float] = await self._ask(lambda core: core.stats())
+        return answer
 
     async def flush(self, cache: str) -> int:
-        return await self._ask(lambda core: core.flush(cache))
+        answer: int = await self._ask(lambda core: core.flush(cache))
+        return answer
 
     async def _ask(self, question: Command) -> Any:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def ask(core: EngineCore) -> None:
             try:
-                result, error = question(core), None
-            except Exception as caught:  # it belongs to whoever asked
-                result, error = None, caught
-            loop.call_soon_threadsafe(_resolve, answer, result, error)
+                self._mailbox.call(resolve, answer, question(core), None)
+            except Exception as error:  # it belongs to whoever asked
+                self._mailbox.call(resolve, answer, None, error)
 
-        self._mail.put(ask)
+        self._mailbox.post(ask)
         return await answer
 
-    # the engine's thread
 
-    def _run(self) -> None:
-        with torch.inference_mode():
-            try:
-                while not self._is_closing:
-                    self._receive()
-                    if self._core.has_work:
-                        self._core.step(self._has_mail)
-                    self._send()
-            except BaseException:
-                self._on_loop(self._streams.fail_all, "the engine stopped")
-                raise
-
-    def _has_mail(self) -> bool:
-        return not self._mail.empty()
-
-    def _receive(self) -> None:
-        """All mail that is there; waits for some when there is nothing to do."""
-        if not self._core.has_work:
-            self._mail.get()(self._core)
-        while True:
-            try:
-                command = self._mail.get_nowait()
-            except Empty:
-                return
-            command(self._core)
-
-    def _send(self) -> None:
-        if self._outbox:
-            events, self._outbox[:] = list(self._outbox), []
-            self._on_loop(self._streams.dispatch, events)
-
-    def _on_loop(self, function: Callable[[Any], None], argument: Any) -> None:
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, argument)
-
-
-def _resolve(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.cancelled():
+def resolve(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    """Settle `future` unless its waiter has gone."""
+    if future.done():
         return
     if error is not None:
         future.set_exception(error)
