@@ -5,18 +5,20 @@ Read from TOML by `load_config`. Environment variables are not read here: flags 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 
 from triptych.core.errors import InvalidRequest
+from triptych.core.suggest import did_you_mean
 
 
 class _Piece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every piece: immutable, keywords only, unknown keys refused."""
 
 
-class SourcePolicy(_Piece):
+class SourcePolicy(_Piece, frozen=True):
     """Which sources media may come from (F2). Globally reachable unicast addresses only, unless listed here."""
 
     schemes: tuple[str, ...] = ("https", "data")
@@ -28,7 +30,7 @@ class SourcePolicy(_Piece):
     max_url_chars: int = 4096
 
 
-class FetchConfig(_Piece):
+class FetchConfig(_Piece, frozen=True):
     dns_timeout_s: float = 3.0
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 5.0
@@ -39,7 +41,7 @@ class FetchConfig(_Piece):
     response_cache_bytes: int = 0
 
 
-class Tier(_Piece):
+class Tier(_Piece, frozen=True):
     """Budgets by tenant or key (F3). Each field is a limit that a refusal names."""
 
     max_images: int = 32
@@ -67,7 +69,7 @@ class Tier(_Piece):
     requests_per_minute: int = 0  # 0: no limit
 
 
-class MediaConfig(_Piece):
+class MediaConfig(_Piece, frozen=True):
     policy: SourcePolicy = SourcePolicy()
     fetch: FetchConfig = FetchConfig()
     decode_workers: int = 2
@@ -76,7 +78,7 @@ class MediaConfig(_Piece):
     processor_cache_bytes: int = 512 * 2**20
 
 
-class EngineConfig(_Piece):
+class EngineConfig(_Piece, frozen=True):
     """Budgets of one language engine. `max_decode_stall_ms` bounds how long a running decode waits for an encoder."""
 
     dtype: str = "auto"
@@ -88,14 +90,14 @@ class EngineConfig(_Piece):
     max_waiting: int = 1024
     max_model_tokens: int | None = None
     encoder_cache_bytes: int = 256 * 2**20
-    encoder_step_tokens: int = 8192
+    encoder_step_tokens: int | None = None  # None: 1024 on a CPU, which one picture fills; 16384 on a GPU
     max_decode_stall_ms: float = 40.0
     prefix_cache: bool = True
     runner: str = "auto"
     num_threads: int | None = None
 
 
-class ModelConfig(_Piece):
+class ModelConfig(_Piece, frozen=True):
     """One served model. `path` is a folder, a hub name, or the name of an embedded model."""
 
     path: str
@@ -104,16 +106,29 @@ class ModelConfig(_Piece):
     processor: dict[str, object] = {}
 
 
-class HttpConfig(_Piece):
+class HttpConfig(_Piece, frozen=True):
     host: str = "127.0.0.1"
     port: int = 8000
     max_body_bytes: int = 256 * 2**20
     request_timeout_s: float = 600.0
+    drain_timeout_s: float = 30.0
     access_log: bool = True
+    status_page: bool = True
+    ttft_slo_text_ms: float = 500.0
+    ttft_slo_multimodal_ms: float = 2000.0
+    max_choices: int = 16
+    max_cache_salt_chars: int = 256
+    max_media_id_chars: int = 256
+    max_stop_strings: int = 16
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port must be between 0 and 65535, got {self.port}")
 
 
-class Tenant(_Piece):
-    """`key` is the secret the caller presents; `tier` names an entry of `Config.tiers`."""
+class Tenant(_Piece, frozen=True):
+    """`key` is the secret the caller presents; `tier` names an entry of `Config.tiers`. `admin` may look at and flush
+    caches, and sees every tenant's requests."""
 
     name: str
     key: str
@@ -121,20 +136,41 @@ class Tenant(_Piece):
     admin: bool = False
 
 
-class Config(_Piece):
+class Config(_Piece, frozen=True):
     models: tuple[ModelConfig, ...] = ()
     http: HttpConfig = HttpConfig()
     media: MediaConfig = MediaConfig()
     tiers: dict[str, Tier] = {}
     tenants: tuple[Tenant, ...] = ()
 
+    def __post_init__(self) -> None:
+        known = {"default", *self.tiers}
+        for tenant in self.tenants:
+            if tenant.tier not in known:
+                raise ValueError(f"tenant {tenant.name!r} names tier {tenant.tier!r}; tiers are {sorted(known)}")
+            if not tenant.key:
+                raise ValueError(f"tenant {tenant.name!r} has an empty key")
+        for what in ("name", "key"):
+            values = [getattr(tenant, what) for tenant in self.tenants]
+            if len(set(values)) < len(values):
+                raise ValueError(f"two tenants have the same {what}")
+
     def tier(self, name: str) -> Tier:
         return self.tiers.get(name) or Tier()
 
 
 def load_config(path: Path) -> Config:
-    """Read a TOML file. Raises InvalidRequest naming the key at fault."""
+    """Read a TOML file. Raises InvalidRequest naming the key at fault, and the nearest known one."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Config)
+        raw = msgspec.toml.decode(path.read_bytes())
+        return msgspec.convert(raw, type=Config)
+    except FileNotFoundError as error:
+        raise InvalidRequest(f"no configuration file {path}") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise InvalidRequest(f"{path.name}: {error}") from error
+        raise InvalidRequest(f"{path.name}: {error}{_hint(str(error))}") from error
+
+
+def _hint(message: str) -> str:
+    found = re.search(r"unknown field `([^`]+)`", message)
+    known = {name for piece in _Piece.__subclasses__() for name in piece.__struct_fields__}
+    return did_you_mean(found[1], known) if found else ""

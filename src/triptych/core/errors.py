@@ -13,6 +13,7 @@ TriptychError
 ├── SourceUnavailable           the upstream answered with an error, or not at all
 │   └── SourceTimeout
 ├── Unauthorized                no key, or a wrong one
+├── Forbidden                   a good key, without the right to do this
 ├── Conflict                    same idempotency key, another body
 ├── Overloaded                  a queue or quota is full: carries retry_after_s
 │   └── RateLimited
@@ -97,6 +98,10 @@ class SourceTimeout(SourceUnavailable):
 
 class Unauthorized(TriptychError):
     code = "invalid_api_key"
+
+
+class Forbidden(TriptychError):
+    code = "forbidden"
 
 
 class Conflict(TriptychError):
