@@ -1,1 +1,1 @@
-"""One file a family: how its encoder is called, how its placeholders and positions are laid. Model code is transformers'."""
+"""One file a family: how its encoder is called, how placeholders and positions are laid. The rest is transformers'."""

@@ -113,9 +113,7 @@ class TextLayout:
         """Rotary positions [A, T] and the offset of generated tokens; None: 0..T-1."""
         return None, 0
 
-    def _lay(
-        self, token_ids: list[int], sizes: Sequence[tuple[Modality, ItemSize]]
-    ) -> tuple[list[int], list[Placed]]:
+    def _lay(self, token_ids: list[int], sizes: Sequence[tuple[Modality, ItemSize]]) -> tuple[list[int], list[Placed]]:
         kinds = {self.tokenizer.convert_tokens_to_ids(text): kind for kind, text in self.placeholders.items()}
         slots = [(index, kinds[token]) for index, token in enumerate(token_ids) if token in kinds]
         if sorted(kind for _, kind in slots) != sorted(kind for kind, _ in sizes):

@@ -27,6 +27,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "SmolLM3ForCausalLM",
     ),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    "idefics3": ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    "llava": ("LlavaForConditionalGeneration",),
+    "gemma3": ("Gemma3ForConditionalGeneration",),
+    "internvl": ("InternVLForConditionalGeneration",),
 }
 _MODULES = {architecture: module for module, names in FAMILIES.items() for architecture in names}
 

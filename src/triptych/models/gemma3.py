@@ -1,0 +1,71 @@
+"""Gemma 3: a fixed number of embeddings a picture, inside which the language model attends both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import nn
+from transformers import PreTrainedModel
+
+from triptych.core.media import Modality
+from triptych.core.prepared import EncoderItem
+from triptych.models.base import ItemSize
+from triptych.models.folder import ModelFolder
+from triptych.models.layouts import ImageLayout, Run, tower_flops
+from triptych.models.llava import layers_of, output_px
+from triptych.models.served import StockModel
+
+
+class Layout(ImageLayout):
+    """The template writes the begin-of-image token; the run puts the embeddings and the end after it."""
+
+    whole_spans = True
+    adds_bos = True
+
+    def __init__(self, folder: ModelFolder, overrides: dict[str, Any]) -> None:
+        super().__init__(folder, {"do_pan_and_scan": False} | overrides)
+        config, vision = folder.config, folder.config.vision_config
+        self.image_token_id = int(config.image_token_id)
+        self.begin, self.end, self.image = self.tokenizer.convert_ids_to_tokens(
+            [config.boi_token_index, config.eoi_token_index, self.image_token_id]
+        )
+        self.placeholders = {Modality.IMAGE: self.begin}
+        height, width = output_px(self.image_processor)
+        patches = (height // vision.patch_size) * (width // vision.patch_size)
+        cost = tower_flops(patches, patches, vision.hidden_size, vision.intermediate_size, vision.num_hidden_layers)
+        self.item = ItemSize(int(config.mm_tokens_per_image), patches, (height, width), cost)
+        self._run_ids = lru_cache(maxsize=1)(self._tokenise_run)
+
+    def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:
+        return self.item
+
+    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        out = self.image_processor.preprocess([image], do_pan_and_scan=False, do_convert_rgb=True, return_tensors="np")
+        return {"pixel_values": np.ascontiguousarray(out["pixel_values"], dtype=np.float32)}
+
+    def run(self, modality: Modality, size: ItemSize) -> Run:
+        return self._run_ids(size.num_embeds)
+
+    def _tokenise_run(self, num_embeds: int) -> Run:
+        text = f"\n\n{self.begin}{self.image * num_embeds}{self.end}\n\n"
+        return Run.of_marks(self.tokenizer.encode(text, add_special_tokens=False), self.image_token_id)
+
+
+class Served(StockModel):
+    """All pictures of a call as one batch."""
+
+    def tower(self) -> PreTrainedModel:
+        return self.model.model.vision_tower
+
+    def encoder_layers(self) -> list[nn.Module]:
+        return layers_of(self.model.model.vision_tower)
+
+    def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
+        pixels = torch.cat([self.feature(item, "pixel_values") for item in items])
+        return list(self.model.model.get_image_features(pixel_values=pixels).pooler_output)

@@ -1,0 +1,89 @@
+"""LLaVA: one square picture, one run of embeddings. Any tower that transformers' Llava takes: CLIP, SigLIP, DINOv2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import nn
+from transformers import PreTrainedModel
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.media import Modality
+from triptych.core.prepared import EncoderItem
+from triptych.models.base import ItemSize
+from triptych.models.folder import ModelFolder
+from triptych.models.layouts import ImageLayout, Run, tower_flops
+from triptych.models.served import StockModel
+
+TOWERS_WITH_CLASS_TOKEN = frozenset({"clip_vision_model", "dinov2", "vit"})
+
+
+class Layout(ImageLayout):
+    """Every picture has the same size after the processor, so every item has the same number of embeddings."""
+
+    adds_bos = True
+
+    def __init__(self, folder: ModelFolder, overrides: dict[str, Any]) -> None:
+        super().__init__(folder, overrides)
+        self.image_token_id = int(folder.config.image_token_id)
+        token = self.tokenizer.convert_ids_to_tokens(self.image_token_id)
+        self.placeholders = {Modality.IMAGE: token}
+        height, width = output_px(self.image_processor)
+        vision = folder.config.vision_config
+        patches = (height // vision.patch_size) * (width // vision.patch_size)
+        tokens = patches + (vision.model_type in TOWERS_WITH_CLASS_TOKEN)
+        kept = tokens - 1 if folder.config.vision_feature_select_strategy == "default" else tokens
+        cost = tower_flops(tokens, tokens, vision.hidden_size, intermediate_size(vision), vision.num_hidden_layers)
+        self.item = ItemSize(kept, tokens, (height, width), cost)
+
+    def placeholder_text(self, modality: Modality) -> str:
+        return self.placeholders[modality] + "\n"
+
+    def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:
+        return self.item
+
+    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        out = self.image_processor.preprocess([image], return_tensors="np")
+        return {"pixel_values": np.ascontiguousarray(out["pixel_values"], dtype=np.float32)}
+
+    def run(self, modality: Modality, size: ItemSize) -> Run:
+        return Run.of_token(self.image_token_id, size.num_embeds)
+
+
+class Served(StockModel):
+    """All pictures of a call as one batch."""
+
+    def tower(self) -> PreTrainedModel:
+        return self.model.model.vision_tower
+
+    def encoder_layers(self) -> list[nn.Module]:
+        return layers_of(self.model.model.vision_tower)
+
+    def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
+        pixels = torch.cat([self.feature(item, "pixel_values") for item in items])
+        return list(self.model.model.get_image_features(pixel_values=pixels).pooler_output)
+
+
+def output_px(image_processor: Any) -> tuple[int, int]:
+    """(height, width) of every picture that leaves the processor. Raises InvalidRequest where they would differ."""
+    size = image_processor.crop_size if getattr(image_processor, "do_center_crop", False) else image_processor.size
+    if size and size.height and size.width:
+        return int(size.height), int(size.width)
+    raise InvalidRequest(
+        f"processor size {dict(size or {})} does not give every picture one size"
+    )
+
+
+def intermediate_size(vision: Any) -> int:
+    return int(getattr(vision, "intermediate_size", None) or vision.hidden_size * vision.mlp_ratio)
+
+
+def layers_of(tower: nn.Module) -> list[nn.Module]:
+    """The transformer layers of a tower, wherever its class keeps them: the longest list of modules in it."""
+    lists = [module for module in tower.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=len, default=nn.ModuleList()))
