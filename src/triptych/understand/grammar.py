@@ -26,7 +26,7 @@ class GrammarCompiler:
         """Raises InvalidRequest if the grammar is not one."""
         if params.grammar_kind is None:
             return None
-        build = {
+        build: Any = {
             "json_schema": llguidance.LLMatcher.grammar_from_json_schema,
             "regex": llguidance.LLMatcher.grammar_from_regex,
             "lark": llguidance.LLMatcher.grammar_from_lark,

@@ -18,12 +18,12 @@ class LayerEdges:
     """The hooks on a tower's layers. One per served model; at most one pausable call at a time."""
 
     def __init__(self, layers: Sequence[torch.nn.Module]) -> None:
-        self._should_pause: Callable[[], bool] = _never
+        self.should_pause: Callable[[], bool] = _never
         self._handles = [layer.register_forward_pre_hook(self._at_edge) for layer in layers]
 
     def _at_edge(self, *_: Any) -> None:
         current = getcurrent()
-        if isinstance(current, _PausableGreenlet) and self._should_pause():
+        if isinstance(current, _PausableGreenlet) and self.should_pause():
             current.parent.switch()
 
     def remove(self) -> None:
@@ -31,7 +31,7 @@ class LayerEdges:
             handle.remove()
 
 
-class _PausableGreenlet(greenlet):
+class _PausableGreenlet(greenlet):  # type: ignore[misc]  # greenlet has no types
     pass
 
 
@@ -45,10 +45,12 @@ class PausableCall:
     def __init__(self, edges: LayerEdges, function: Callable[[], Any]) -> None:
         self._edges = edges
         self._greenlet = _PausableGreenlet(function)
+        self._has_started = False
 
     def resume(self, should_pause: Callable[[], bool]) -> tuple[bool, Any]:
         """Run until done or until `should_pause()` at a layer edge; at least one layer. Returns (is_done, result)."""
-        self._edges._should_pause = _after_first(should_pause)
+        self._edges.should_pause = should_pause if self._has_started else _after_first(should_pause)
+        self._has_started = True
         result = self._greenlet.switch()
         return self._greenlet.dead, result
 

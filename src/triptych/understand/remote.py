@@ -148,7 +148,7 @@ class SocketMailbox:
         self._stop = stop
 
     def has_mail(self) -> bool:
-        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return self._socket.poll(0) != 0
 
     def receive(self, *, wait: bool) -> Iterable[Command]:
         if wait:

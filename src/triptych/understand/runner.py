@@ -66,7 +66,7 @@ class Runner:
         ]
         embeds = served.embed(torch.tensor(token_ids, dtype=torch.int64, device=device))
         media_rows, media_embeds = self._media(rows)
-        if media_rows is not None:
+        if media_rows is not None and media_embeds is not None:
             hidden_size = embeds.shape[1]
             embeds = embeds.index_copy(0, media_rows, media_embeds[:, :hidden_size])
         batch = build_batch(self._kv, [_sequence_step(row) for row in rows])
