@@ -5,6 +5,7 @@ Read from TOML by `load_config`. Environment variables are not read here: flags 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 
@@ -19,7 +20,13 @@ class _Piece(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SourcePolicy(_Piece, frozen=True):
-    """Which sources media may come from (F2). Globally reachable unicast addresses only, unless listed here."""
+    """Which sources media may come from (F2). Globally reachable unicast addresses only, unless listed here.
+
+    `ports` may be reached, and 80 too where `http` is among the schemes. `allowed_hosts`: when not empty, these hosts
+    alone (`example.com`, or `*.example.com` for all below it). `allowed_networks`: addresses (`10.1.0.0/16`) that may be
+    reached though they are not global; a cloud metadata address only where it stands there by itself
+    (`169.254.169.254/32`). `local_root`: a folder whose files may be named by `file:` URLs; None refuses them all.
+    """
 
     schemes: tuple[str, ...] = ("https", "data")
     ports: tuple[int, ...] = (443,)
@@ -29,8 +36,21 @@ class SourcePolicy(_Piece, frozen=True):
     max_redirects: int = 3
     max_url_chars: int = 4096
 
+    def __post_init__(self) -> None:
+        unknown = set(self.schemes) - {"https", "http", "data"}
+        if unknown:
+            raise ValueError(f"schemes may be https, http and data, not {sorted(unknown)}; file needs local_root")
+        for network in self.allowed_networks:
+            ipaddress.ip_network(network)
+        for port in self.ports:
+            if not 1 <= port <= 65_535:
+                raise ValueError(f"ports must be between 1 and 65535, got {port}")
+
 
 class FetchConfig(_Piece, frozen=True):
+    """Deadlines and limits of downloads. `response_cache_bytes` 0 switches the response cache off; where it is on, an
+    answer is used again only after its server confirmed its validator."""
+
     dns_timeout_s: float = 3.0
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 5.0
@@ -39,6 +59,14 @@ class FetchConfig(_Piece, frozen=True):
     max_connections_per_host: int = 8
     max_retries: int = 1
     response_cache_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("dns_timeout_s", "connect_timeout_s", "read_timeout_s", "total_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("max_connections", "max_connections_per_host"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 class Tier(_Piece, frozen=True):
@@ -53,7 +81,8 @@ class Tier(_Piece, frozen=True):
     max_height_px: int = 16_384
     max_item_pixels: int = 64_000_000
     max_request_pixels: int = 512_000_000
-    max_video_frames: int = 768
+    max_video_frames: int = 768  # sampled for the model
+    max_video_coded_frames: int = 432_000  # in the container: an hour at 120 a second
     max_video_duration_s: float = 3600.0
     max_audio_duration_s: float = 1800.0
     max_audio_channels: int = 8
@@ -70,12 +99,20 @@ class Tier(_Piece, frozen=True):
 
 
 class MediaConfig(_Piece, frozen=True):
+    """`decode_workers` threads decode; at most `decode_queue` items wait for them. `media_id_alias_bytes` bounds the
+    content kept for callers' media ids."""
+
     policy: SourcePolicy = SourcePolicy()
     fetch: FetchConfig = FetchConfig()
     decode_workers: int = 2
     decode_queue: int = 256
     media_id_alias_bytes: int = 64 * 2**20
     processor_cache_bytes: int = 512 * 2**20
+
+    def __post_init__(self) -> None:
+        for name in ("decode_workers", "decode_queue"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 class EngineConfig(_Piece, frozen=True):
@@ -92,6 +129,7 @@ class EngineConfig(_Piece, frozen=True):
     encoder_cache_bytes: int = 256 * 2**20
     encoder_step_tokens: int | None = None  # None: 1024 on a CPU, which one picture fills; 16384 on a GPU
     max_decode_stall_ms: float = 40.0
+    max_media_bytes: int = 2 * 2**30  # processor outputs of all live requests
     prefix_cache: bool = True
     runner: str = "auto"
     num_threads: int | None = None
