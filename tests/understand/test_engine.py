@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.understand.conftest import SMALL, collect, no_tokenizer, request_of, run_all
+from triptych.core.errors import InternalError
 from triptych.core.events import FinishReason
 from triptych.core.prepared import Span
 from triptych.testing.toy_model import ToyModel, toy_item
@@ -170,3 +171,60 @@ async def test_closing_ends_every_stream():
     await engine.close()
 
     assert (await running)[1].reason is FinishReason.CANCELLED
+
+
+async def test_sampling_parameters_cannot_hurt_the_engine(reference):
+    """Ids outside the vocabulary are refused; a grammar that raises in mid-stream fails its own request."""
+
+    class Broken:
+        def mask_logits(self, logits):
+            raise RuntimeError("grammar gone wrong")
+
+    engine = InProcessEngine(ToyModel(), SMALL, load_tokenizer=no_tokenizer)
+    await engine.start()
+    good, bad = request_of("good", [1, 2, 3], max_tokens=40), request_of("bad", [4, 5], max_tokens=40)
+    tasks = [asyncio.create_task(collect(engine, r)) for r in (good, bad)]
+    while (await engine.stats())["num_running"] < 2:
+        pass
+    await engine._ask(lambda core: setattr(core._sampling["bad"], "grammar", Broken()))
+    (tokens, _), (_, failed) = await asyncio.gather(*tasks)
+    _, refused = await collect(engine, request_of("ids", [1], stop_token_ids=(160,)))
+    await engine.close()
+
+    assert reference(good) == tokens
+    assert (failed.error_code, refused.error_code) == ("model_fault", "invalid_request")
+
+
+async def test_live_media_bytes_are_bounded():
+    """Processor outputs are host memory: the request that would exceed the bound is told to come later."""
+    model = ToyModel(num_tower_layers=20)
+    model.toy_tower.layer_delay_s = 0.01
+    requests = [request_of(f"r{i}", [1, toy_item(b"%d" % i, 8), 2]) for i in range(4)]
+    config = msgspec.structs.replace(SMALL, max_media_bytes=2 * requests[0].num_media_bytes)
+
+    results, stats = await run_all(requests, config, model)
+
+    codes = [results[r.request_id][1].error_code for r in requests]
+    assert codes == [None, None, "overloaded", "overloaded"]
+    assert stats["media_bytes"] == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_dead_engine_says_so():
+    """A bug that ends the engine's thread ends the streams, and later requests get an answer too."""
+    engine = InProcessEngine(ToyModel(), SMALL, load_tokenizer=no_tokenizer)
+    await engine.start()
+
+    def explode(core):
+        raise SystemExit
+
+    running = asyncio.create_task(collect(engine, request_of("r", [1, 2], max_tokens=400)))
+    await engine.stats()
+    engine._mailbox.post(explode)
+    final = (await running)[1]
+    late = (await collect(engine, request_of("late", [1])))[1]
+    with pytest.raises(InternalError):
+        await engine.stats()
+    await engine.close()
+
+    assert (final.error_message, late.error_message) == ("the engine stopped",) * 2

@@ -23,8 +23,8 @@ class SourcePolicy(_Piece, frozen=True):
     """Which sources media may come from (F2). Globally reachable unicast addresses only, unless listed here.
 
     `ports` may be reached, and 80 too where `http` is among the schemes. `allowed_hosts`: when not empty, these hosts
-    alone (`example.com`, or `*.example.com` for all below it). `allowed_networks`: addresses (`10.1.0.0/16`) that may be
-    reached though they are not global; a cloud metadata address only where it stands there by itself
+    alone (`example.com`, or `*.example.com` for all below it). `allowed_networks`: addresses (`10.1.0.0/16`) that may
+    be reached though they are not global; a cloud metadata address only where it stands there by itself
     (`169.254.169.254/32`). `local_root`: a folder whose files may be named by `file:` URLs; None refuses them all.
     """
 

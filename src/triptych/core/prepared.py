@@ -72,3 +72,9 @@ class PreparedRequest:
     deadline_s: float | None = None
     priority: int = 0
     media_extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_media_bytes(self) -> int:
+        """Host bytes of the processor's outputs that this request carries."""
+        arrays = [array for item in self.items for array in (*(item.features or {}).values(), item.embeds)]
+        return sum(array.nbytes for array in arrays if array is not None)

@@ -41,6 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest(
                 f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", param="min_tokens"
             )
+        if any(token_id < 0 for token_id in (*self.stop_token_ids, *self.logit_bias)):
+            raise InvalidRequest("token ids must not be negative", param="logit_bias")
         if self.grammar_kind not in (None, "json_schema", "regex", "lark"):
             raise InvalidRequest(f"grammar_kind {self.grammar_kind!r} is not known", param="grammar_kind")
 

@@ -45,7 +45,16 @@ def build_core(
     runner = Runner(served, kv)
     pace = Pace(max_decode_stall_ms=config.max_decode_stall_ms, max_step_tokens=config.max_step_tokens)
     encoder = EncoderLoop(scheduler, runner, LayerEdges(served.encoder_layers()), pace, clock)
-    return EngineCore(scheduler, runner, encoder, pace, grammar=grammar, clock=clock, emit=emit)
+    return EngineCore(
+        scheduler,
+        runner,
+        encoder,
+        pace,
+        max_media_bytes=config.max_media_bytes,
+        grammar=grammar,
+        clock=clock,
+        emit=emit,
+    )
 
 
 def scheduler_limits(served: ServedModel, config: EngineConfig) -> SchedulerLimits:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from triptych.core.clock import Clock
-from triptych.core.errors import DeadlineExceeded, InvalidRequest, ModelFault, TriptychError
+from triptych.core.errors import DeadlineExceeded, InvalidRequest, ModelFault, Overloaded, TriptychError
 from triptych.core.events import Event, FinalEvent, FinishReason, TokenEvent
 from triptych.core.prepared import PreparedRequest
 from triptych.core.stages import Stage, StageClock
@@ -24,8 +24,6 @@ from triptych.understand.schedule.rows import Row
 from triptych.understand.schedule.scheduler import Scheduler
 from triptych.understand.sequence import Sequence
 
-MAX_ID_CHARS = 256
-
 
 class EngineCore:
     """`emit` is called with each event, in order; every submitted request gets exactly one FinalEvent."""
@@ -37,6 +35,7 @@ class EngineCore:
         encoder: EncoderLoop,
         pace: Pace,
         *,
+        max_media_bytes: int,
         grammar: Callable[[], GrammarCompiler],
         clock: Clock,
         emit: Callable[[Event], None],
@@ -45,6 +44,8 @@ class EngineCore:
         self._runner = runner
         self._encoder = encoder
         self._pace = pace
+        self._max_media_bytes = max_media_bytes
+        self._num_media_bytes = 0
         self._load_grammar = grammar
         self._grammar: GrammarCompiler | None = None
         self._clock = clock
@@ -64,6 +65,7 @@ class EngineCore:
             if request.request_id in self._sequences:
                 raise InvalidRequest("a request with this id is running", param="request_id")
             self._scheduler.check(request)
+            self._check_media_bytes(request)
             self._start(request)
         except TriptychError as error:
             self._emit(_failure(request, error, self._clock.now_s()))
@@ -79,7 +81,14 @@ class EngineCore:
         ends = (*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids))
         self._sampling[seq.request_id] = SamplingState(params, seed, seq.tokens, seq.num_prompt_tokens, ends, grammar)
         self._sequences[seq.request_id] = seq
+        self._num_media_bytes += request.num_media_bytes
         self._scheduler.add(seq)
+
+    def _check_media_bytes(self, request: PreparedRequest) -> None:
+        """Processor outputs of all live requests are host memory: bounded, as every cache is."""
+        wanted = self._num_media_bytes + request.num_media_bytes
+        if self._num_media_bytes and wanted > self._max_media_bytes:
+            raise Overloaded(f"max_media_bytes is {self._max_media_bytes}, live requests would hold {wanted}")
 
     def cancel(self, request_id: str) -> None:
         """Frees everything at once; unknown and finished ids are fine."""
@@ -139,15 +148,23 @@ class EngineCore:
         if logits is None:
             return
         ending = [row.seq for row in rows if row.num_new == row.seq.num_uncomputed]
-        sampled = sample(logits, [self._sampling[seq.request_id] for seq in ending]) if ending else []
         for row in rows:
             self._scheduler.commit(row.seq, row.num_new)
-        for seq, token in zip(ending, sampled, strict=True):
+        for seq, token in zip(ending, self._sample(logits, ending), strict=True):
             self._append(seq, token)
+
+    def _sample(self, logits: torch.Tensor, seqs: list[Sequence]) -> list[Sampled | None]:
+        """One token a sequence; None for each whose row the sampler cannot use, whatever the reason."""
+        try:
+            return sample(logits, [self._sampling[seq.request_id] for seq in seqs]) if seqs else []
+        except Exception:
+            if len(seqs) == 1:
+                return [None]
+            return [self._sample(logits[i : i + 1], [seq])[0] for i, seq in enumerate(seqs)]
 
     def _append(self, seq: Sequence, token: Sampled | None) -> None:
         if token is None:
-            self._fail(seq, ModelFault("the model gave logits that are not finite for this request"))
+            self._fail(seq, ModelFault("no token can be chosen from the model's logits for this request"))
             return
         state = self._sampling[seq.request_id]
         is_first = seq.num_output_tokens == 0
@@ -187,6 +204,7 @@ class EngineCore:
             return
         self._scheduler.remove(seq, forget_blocks=isinstance(error, ModelFault))
         del self._sequences[seq.request_id], self._sampling[seq.request_id]
+        self._num_media_bytes -= seq.request.num_media_bytes
         self._emit(
             FinalEvent(
                 seq.request_id,
@@ -235,6 +253,7 @@ class EngineCore:
             "num_waiting": len(self._scheduler.waiting),
             "num_running": len(self._scheduler.running),
             "num_waiting_items": len(self._scheduler.waiting_items),
+            "media_bytes": self._num_media_bytes,
             "num_preemptions": self._scheduler.num_preemptions,
             "kv_blocks_used": pool.num_used,
             "kv_blocks": pool.num_blocks,

@@ -44,9 +44,10 @@ class EngineHandle(Protocol):
 
 
 class EventStreams:
-    """One queue a request, on the event loop's side. Shared by every handle."""
+    """One queue a request, on the event loop's side. Shared by every handle. `lost` says why the engine is gone."""
 
     def __init__(self) -> None:
+        self.lost: str | None = None
         self._queues: dict[str, asyncio.Queue[Event]] = {}
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -55,6 +56,8 @@ class EventStreams:
         assert request_id not in self._queues, "request ids are unique"
         self._queues[request_id] = asyncio.Queue()
         self._is_empty.clear()
+        if self.lost is not None:
+            self.fail_all(self.lost)
 
     def dispatch(self, events: list[Event]) -> None:
         for event in events:
@@ -70,7 +73,8 @@ class EventStreams:
             pass  # the caller ends what is left
 
     def fail_all(self, message: str) -> None:
-        """The engine is gone: every open request gets its final event from here."""
+        """The engine is gone: every open request, and every later one, gets its final event from here."""
+        self.lost = message
         self.dispatch(
             [
                 FinalEvent(request_id, FinishReason.ERROR, InternalError.code, message)
@@ -175,10 +179,12 @@ class InProcessEngine:
             self._mailbox.post(lambda core: self._loop.stop())
             await asyncio.to_thread(self._thread.join)
             self._thread = None
+        self._streams.fail_all("the engine stopped")
 
     async def submit(self, request: PreparedRequest) -> AsyncIterator[Event]:
         self._streams.open(request.request_id)
-        self._mailbox.post(lambda core: core.submit(request))
+        if self._streams.lost is None:
+            self._mailbox.post(lambda core: core.submit(request))
         async for event in self._streams.follow(request.request_id, self.cancel):
             yield event
 
@@ -194,6 +200,8 @@ class InProcessEngine:
         return answer
 
     async def _ask(self, question: Command) -> Any:
+        if self._streams.lost is not None:
+            raise InternalError(self._streams.lost)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def ask(core: EngineCore) -> None:

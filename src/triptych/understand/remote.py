@@ -55,18 +55,17 @@ class RemoteEngine:
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._is_ready = asyncio.Event()
-        self._lost: str | None = None
 
     async def start(self) -> None:
         """Raises InternalError if the process is lost before it is ready."""
         self._reader = asyncio.create_task(self._read())
         await self._is_ready.wait()
-        if self._lost is not None:
-            raise InternalError(self._lost)
+        if self._streams.lost is not None:
+            raise InternalError(self._streams.lost)
 
     async def close(self) -> None:
         """Tells the engine to stop; its streams get their final events from it, or from here if it is slow."""
-        if self._lost is None:
+        if self._streams.lost is None:
             await self._socket.send(pack(Stop()))
             await self._streams.wait_empty(timeout_s=5.0)
         self._streams.fail_all("the engine stopped")
@@ -77,23 +76,20 @@ class RemoteEngine:
 
     def lost(self, why: str) -> None:
         """The process is gone: end every stream and every question."""
-        self._lost = why
-        self._is_ready.set()
         self._streams.fail_all(why)
+        self._is_ready.set()
         for answer in self._answers.values():
             resolve(answer, None, InternalError(why))
 
     async def submit(self, request: PreparedRequest) -> AsyncIterator[Event]:
         self._streams.open(request.request_id)
-        if self._lost is not None:
-            self._streams.fail_all(self._lost)
-        else:
+        if self._streams.lost is None:
             await self._socket.send_multipart(pack_request(request), copy=False)
         async for event in self._streams.follow(request.request_id, self.cancel):
             yield event
 
     def cancel(self, request_id: str) -> None:
-        if self._lost is None and not self._socket.closed:
+        if self._streams.lost is None and not self._socket.closed:
             self._socket.send(pack(Cancel(request_id)))
 
     async def stats(self) -> dict[str, float]:
@@ -105,8 +101,8 @@ class RemoteEngine:
         return answer
 
     async def _ask(self, what: str, argument: str = "") -> Any:
-        if self._lost is not None:
-            raise InternalError(self._lost)
+        if self._streams.lost is not None:
+            raise InternalError(self._streams.lost)
         ask_id = next(self._ask_ids)
         self._answers[ask_id] = answer = asyncio.get_running_loop().create_future()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.core.errors import BudgetExceeded, EmbeddingsRefused, InternalError, PromptRefused
+from triptych.core.errors import BudgetExceeded, EmbeddingsRefused, InternalError, InvalidRequest, PromptRefused
 from triptych.core.prepared import EncoderItem, PreparedRequest
 from triptych.understand.block_hash import extend_hashes
 from triptych.understand.blocks import BlockPool
@@ -35,6 +35,9 @@ def _check_prompt(request: PreparedRequest, limits: SchedulerLimits, pool: Block
     worst = max(request.token_ids)
     if min(request.token_ids) < 0 or worst >= limits.vocab_size:
         raise PromptRefused(f"token ids must lie in 0..{limits.vocab_size - 1}, got {worst}", param="prompt")
+    named = max((*request.sampling.stop_token_ids, *request.sampling.logit_bias), default=0)
+    if named >= limits.vocab_size:
+        raise InvalidRequest(f"token ids must lie in 0..{limits.vocab_size - 1}, got {named}", param="logit_bias")
     if request.positions is not None and request.positions.shape[1:] != (num_tokens,):
         raise InternalError(f"positions of shape {request.positions.shape} for {num_tokens} tokens")
 
