@@ -6,7 +6,8 @@ import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 
 import httpx
 import openai
@@ -49,32 +50,30 @@ class Running:
     url: str
     front: Front
     engine: ToyEngine
+    clients: dict[str, openai.OpenAI] = field(default_factory=dict)
 
-    def client(self, key: str = "none", **options: object) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20, **options)
+    def client(self, key: str = "none") -> openai.OpenAI:
+        if key not in self.clients:
+            self.clients[key] = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        return self.clients[key]
 
     def http(self, **options: object) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20, **options)
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Running]]:
-    """Start a server with a configuration and an engine; all are stopped at the end."""
-    stops = []
-
-    def start(config: Config | None = None, engine: ToyEngine | None = None, **served: object) -> Running:
-        engine = engine or ToyEngine()
-        front = Front(config or Config(), [replace(toy_served(engine), **served)], ToyMedia())
-        listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(build_app(front), log_level="warning", access_log=False))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
-        thread.start()
-        stops.append((server, thread, listener))
-        running = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", front, engine)
-        return running
-
-    yield start
-    for server, thread, listener in stops:
+@contextmanager
+def running_server(config: Config, engine: ToyEngine, **served: object) -> Iterator[Running]:
+    front = Front(config, [replace(toy_served(engine), **served)], ToyMedia())
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(build_app(front), log_level="warning", access_log=False))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    running = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", front, engine)
+    try:
+        yield running
+    finally:
+        for client in running.clients.values():
+            client.close()
         server.should_exit = True
         thread.join(10)
         listener.close()
@@ -82,9 +81,26 @@ def serve() -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture
-def toy(serve: Callable[..., Running]) -> Running:
-    """A server with no configuration at all."""
-    return serve()
+def serve() -> Iterator[Callable[..., Running]]:
+    """Start a server with a configuration and an engine; all are stopped at the end."""
+    with ExitStack() as stack:
+        yield lambda config=None, engine=None, **served: stack.enter_context(
+            running_server(config or Config(), engine or ToyEngine(), **served)
+        )
+
+
+@pytest.fixture(scope="session")
+def _shared() -> Iterator[Running]:
+    with running_server(Config(), ToyEngine()) as running:
+        yield running
+
+
+@pytest.fixture
+def toy(_shared: Running) -> Running:
+    """A server with no configuration at all, and an engine that has seen nothing yet."""
+    _shared.engine.seen.clear()
+    _shared.engine.finals.clear()
+    return _shared
 
 
 def png_url(width_px: int = 8, height_px: int = 8, colour: str = "red") -> str:

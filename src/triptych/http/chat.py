@@ -18,7 +18,7 @@ from triptych.core.prepared import PreparedRequest
 from triptych.http.call import Call
 from triptych.http.choice import Choice, Piece, merged, settled_first
 from triptych.http.messages import to_messages, to_tools
-from triptych.http.params import check_traits, fill_max_tokens, sampling_params, stop_strings
+from triptych.http.params import check_traits, sampling_params, stop_strings
 from triptych.http.responses import json_response
 from triptych.http.schema import ChatRequest
 from triptych.http.seams import Served, ToolStream
@@ -72,9 +72,6 @@ async def _prepare(call: Call, body: ChatRequest) -> _Job:
     call.set_timeout(body.timeout_s)
     prepared = await _prompt(call, body, served)
     call.prepared(prepared)
-    if _max_tokens(body) is None:
-        sampling = fill_max_tokens(prepared.sampling, len(prepared.token_ids), served.max_tokens)
-        prepared = replace(prepared, sampling=sampling)
     stop = stop_strings(body.stop, limits)
     choices = [Choice(call, served, nth(prepared, index, body.n or 1), index, stop) for index in range(body.n or 1)]
     return _Job(call, body, served, prepared, choices, int(time.time()))

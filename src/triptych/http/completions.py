@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from triptych.core.stages import StageClock
 from triptych.http.call import Call
 from triptych.http.chat import nth
 from triptych.http.choice import Choice, Piece, merged, settled_first
-from triptych.http.params import check_traits, fill_max_tokens, sampling_params, stop_strings
+from triptych.http.params import check_traits, sampling_params, stop_strings
 from triptych.http.responses import json_response
 from triptych.http.schema import CompletionRequest
 from triptych.http.seams import Served
@@ -94,22 +94,25 @@ def _refuse_unsupported(body: CompletionRequest) -> None:
         raise InvalidRequest("echo with logprobs is not supported", param="echo")
 
 
-def prompt_list(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """One entry a prompt. Raises InvalidRequest for an empty list."""
+def prompt_list(prompt: str | list[str | int | list[int]], param: str = "prompt") -> list[str | list[int]]:
+    """One entry a prompt: text, token ids, or a list of either. Raises InvalidRequest for an empty or mixed list."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise InvalidRequest("prompt must not be empty", param="prompt")
-    if isinstance(prompt[0], int):
-        return [prompt]
-    return list(prompt)
+        raise InvalidRequest(f"{param} must not be empty", param=param)
+    kinds = {type(entry) for entry in prompt}
+    if len(kinds) > 1:
+        raise InvalidRequest(f"{param} mixes {' and '.join(sorted(kind.__name__ for kind in kinds))}", param=param)
+    if kinds == {int}:
+        return [[entry for entry in prompt if isinstance(entry, int)]]
+    return [entry for entry in prompt if not isinstance(entry, int)]
 
 
 async def _prompt(
     call: Call, body: CompletionRequest, served: Served, prompt: str | list[int], index: int
 ) -> PreparedRequest:
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    prepared = await served.prompts.prepare_completion(
+    return await served.prompts.prepare_completion(
         prompt,
         sampling=sampling_params(body, max_tokens, body.logprobs),
         tenant=call.tenant.name,
@@ -120,12 +123,6 @@ async def _prompt(
         deadline_s=call.deadline_s,
         priority=body.priority or 0,
     )
-    room = served.max_tokens - len(prepared.token_ids)
-    if max_tokens > room > 0:
-        return replace(
-            prepared, sampling=fill_max_tokens(prepared.sampling, len(prepared.token_ids), served.max_tokens)
-        )
-    return prepared
 
 
 def _echo(served: Served, prompt: str | list[int]) -> str:

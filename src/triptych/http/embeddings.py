@@ -54,7 +54,7 @@ async def _prompts(call: Call, body: EmbeddingRequest, served: Served) -> list[P
         raise InvalidRequest("exactly one of input and messages is needed", param="input")
     if body.messages is not None:
         return [await _chat_prompt(call, body, served)]
-    inputs = prompt_list(body.input or [])
+    inputs = prompt_list(body.input or [], "input")
     if len(inputs) > MAX_INPUTS:
         raise InvalidRequest(f"input may have {MAX_INPUTS} entries, it has {len(inputs)}", param="input")
     found = []

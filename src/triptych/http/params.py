@@ -11,6 +11,8 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.sampling import SamplingParams
 from triptych.http.schema import ChatRequest, CompletionRequest, ResponseFormat
 
+ALL_THAT_IS_LEFT = 1_000_000  # the prompt builder lowers it to the room in the model's context
+
 _PLAIN = (
     "temperature",
     "top_p",
@@ -53,24 +55,16 @@ def stop_strings(stop: str | list[str] | None, limits: HttpConfig) -> tuple[str,
 def sampling_params(
     body: ChatRequest | CompletionRequest, max_tokens: int | None, top_logprobs: int | None
 ) -> SamplingParams:
-    """Absent fields keep their defaults. `max_tokens` None: to be filled in once the prompt's length is known."""
+    """Absent fields keep their defaults. `max_tokens` None: all that the prompt leaves of the context."""
     given = {name: value for name in _PLAIN if (value := getattr(body, name)) is not None}
-    if max_tokens is None:
-        max_tokens = max(1, body.min_tokens or 0)
     return SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=ALL_THAT_IS_LEFT if max_tokens is None else max_tokens,
         top_logprobs=top_logprobs,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias),
         **given,
         **_grammar(body.response_format),
     )
-
-
-def fill_max_tokens(sampling: SamplingParams, num_prompt_tokens: int, max_model_tokens: int) -> SamplingParams:
-    """All the room that the context has left."""
-    room = max(1, max_model_tokens - num_prompt_tokens)
-    return msgspec.structs.replace(sampling, max_tokens=max(room, sampling.min_tokens))
 
 
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:

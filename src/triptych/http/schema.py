@@ -178,7 +178,7 @@ class ChatRequest(_Sampling):
 
 
 class CompletionRequest(_Sampling):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
@@ -190,7 +190,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """`messages` is ours: media to embed."""
 
     model: str | None = None
-    input: str | list[str] | list[int] | list[list[int]] | None = None
+    input: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None

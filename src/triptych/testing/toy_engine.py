@@ -36,12 +36,13 @@ class ToyTimes:
 @dataclass(slots=True)
 class ToyEngine:
     """An `EngineHandle` that echoes. `fault(request, num_tokens)` may return an error to end with; `max_running`
-    refuses more at once with Overloaded; `hold` stops every request before its first token until it is set."""
+    refuses more at once with Overloaded; requests
+    wait before their first token while `is_held`."""
 
     times: ToyTimes = field(default_factory=ToyTimes)
     max_running: int = 1024
     fault: Callable[[PreparedRequest, int], TriptychError | None] = lambda request, num_tokens: None
-    hold: asyncio.Event | None = None
+    is_held: bool = False
     seen: list[PreparedRequest] = field(default_factory=list)
     finals: list[FinalEvent] = field(default_factory=list)
     _running: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -123,11 +124,8 @@ class ToyEngine:
     async def _before_first(self, request: PreparedRequest, cancelled: asyncio.Event) -> dict[str, float]:
         clock = MonotonicClock()
         edges = [clock.now_s()]
-        if self.hold is not None:
-            await asyncio.wait(
-                [asyncio.ensure_future(self.hold.wait()), asyncio.ensure_future(cancelled.wait())],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+        while self.is_held and not cancelled.is_set():  # noqa: ASYNC110  set from a test's thread
+            await asyncio.sleep(0.005)
         for seconds in (self.times.queue_s, self.times.encode_s * len(request.items), self.times.prefill_s):
             if seconds:
                 await asyncio.sleep(seconds)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -175,6 +176,9 @@ def _request(
         raise PromptRefused("the prompt is empty")
     if len(token_ids) >= MAX_TOKENS:
         raise PromptRefused(f"the prompt has {len(token_ids)} tokens, the model takes {MAX_TOKENS}")
+    room = MAX_TOKENS - len(token_ids)
+    if sampling.max_tokens > room:
+        sampling = msgspec.structs.replace(sampling, max_tokens=room)
     starts = [i for i, t in enumerate(token_ids) if t == MEDIA_ID][::TOKENS_PER_ITEM]
     return PreparedRequest(
         request_id=request_id,

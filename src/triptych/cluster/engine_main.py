@@ -1,0 +1,76 @@
+"""An engine's own process: `python -m triptych.cluster.engine_main ADDRESS`, its `ModelConfig` a JSON line on stdin.
+
+It ends when told to, or when stdin closes: the front is gone then. A failure while loading is one JSON line on stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from triptych.core.clock import MonotonicClock
+from triptych.core.config import ModelConfig
+from triptych.core.errors import TriptychError
+from triptych.core.events import Event
+from triptych.models.base import ServedModel
+from triptych.models.registry import find_folder, load_served_model
+from triptych.understand.build import build_core
+from triptych.understand.core import EngineCore
+from triptych.understand.grammar import GrammarCompiler
+from triptych.understand.remote import serve_engine
+
+
+class LoadFailure(msgspec.Struct):
+    """Why an engine did not come up."""
+
+    code: str
+    message: str
+
+
+def main(address: str) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front says when to stop
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ModelConfig)
+    threading.Thread(target=_end_with_the_front, daemon=True).start()
+    if config.engine.num_threads:
+        torch.set_num_threads(config.engine.num_threads)
+    try:
+        served = load(config)
+        build = core_builder(served, config)
+    except Exception as error:
+        code = error.code if isinstance(error, TriptychError) else "internal_error"
+        sys.stdout.buffer.write(msgspec.json.encode(LoadFailure(code, f"{error}" or type(error).__name__)) + b"\n")
+        sys.stdout.flush()
+        return 1
+    serve_engine(address, served.info, build)
+    return 0
+
+
+def load(config: ModelConfig) -> ServedModel:
+    return load_served_model(config.path, config.engine.dtype, config.engine.device)
+
+
+def core_builder(served: ServedModel, config: ModelConfig) -> Callable[[Callable[[Event], None]], EngineCore]:
+    def grammar() -> GrammarCompiler:
+        return GrammarCompiler(load_tokenizer(config), served.info.vocab_size, served.info.eos_token_ids)
+
+    return lambda emit: build_core(served, config.engine, grammar=grammar, clock=MonotonicClock(), emit=emit)
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    return find_folder(config.path).tokenizer
+
+
+def _end_with_the_front() -> None:
+    sys.stdin.buffer.read()
+    os._exit(2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,219 @@
+"""From a configuration to running processes: the only file that wires rooms together.
+
+`serve` is the whole life of a server: the front here, one engine process a model, ready only when all have loaded,
+drained and cleared away at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from functools import partial
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from triptych.cluster.engine_main import load, load_tokenizer
+from triptych.cluster.engine_process import EngineProcess
+from triptych.core.clock import MonotonicClock
+from triptych.core.config import Config, ModelConfig
+from triptych.core.errors import InvalidRequest
+from triptych.http.app import build_app
+from triptych.http.front import Front
+from triptych.http.seams import Served
+from triptych.media.plane import MediaPlane
+from triptych.prompt.builder import PromptBuilder, load_prompt_builder
+from triptych.understand.engine import EngineHandle, InProcessEngine
+
+
+class House:
+    """All rooms of one server. Making it fails at once for a bad folder; `start` loads the weights."""
+
+    def __init__(self, config: Config, *, in_process: bool = False) -> None:
+        if not config.models:
+            raise InvalidRequest("no model to serve", param="models")
+        clock = MonotonicClock()
+        self.config = config
+        self.media = MediaPlane(config.media, clock)
+        self.builders = [_builder(model, config) for model in config.models]
+        make = _engine_here if in_process else EngineProcess
+        self.engines: list[EngineHandle] = [make(model) for model in config.models]
+        served = [_served(*parts) for parts in zip(config.models, self.builders, self.engines, strict=True)]
+        names = [one.name for one in served]
+        if len(set(names)) < len(names):
+            raise InvalidRequest(f"two models have the same name among {names}: set models.name", param="models")
+        self.front = Front(config, served, self.media, clock=clock, ready=False)
+
+    async def start(self) -> None:
+        """Raises what an engine says of its failure to load."""
+        await self.media.start()
+        await asyncio.gather(*(engine.start() for engine in self.engines))
+        self.front.ready = True
+
+    async def close(self) -> None:
+        self.front.ready = False
+        await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)
+        for builder in self.builders:
+            builder.close()
+        await self.media.close()
+
+
+def _builder(model: ModelConfig, config: Config) -> PromptBuilder:
+    return load_prompt_builder(
+        model.path,
+        dtype=model.engine.dtype,
+        overrides=dict(model.processor),
+        max_tokens=model.engine.max_model_tokens,
+        processor_cache_bytes=config.media.processor_cache_bytes,
+    )
+
+
+def _engine_here(model: ModelConfig) -> EngineHandle:
+    return InProcessEngine(load(model), model.engine, load_tokenizer=partial(load_tokenizer, model))
+
+
+def model_name(model: ModelConfig) -> str:
+    return model.name or Path(model.path).name
+
+
+def _served(model: ModelConfig, builder: PromptBuilder, engine: EngineHandle) -> Served:
+    async def flush_processor() -> int:
+        return builder.flush()
+
+    name = model_name(model)
+    return Served(
+        name=name,
+        engine=engine,
+        prompts=builder,
+        max_tokens=builder.max_tokens,
+        text_stream=builder.text_stream,
+        token_bytes=builder.token_bytes,
+        tool_stream=builder.tool_stream if builder.tool_style else None,  # type: ignore[arg-type]
+        modalities=builder.modalities,
+        aliases=(model.path,) if model.path != name else (),
+        created_s=int(time.time()),
+        front_stats=builder.stats,
+        flushers={
+            "processor": flush_processor,
+            "encoder": partial(engine.flush, "encoder"),
+            "prefix": partial(engine.flush, "prefix"),
+        },
+        details={
+            "architecture": builder.info.architecture,
+            "num_params": builder.info.num_params,
+            "dtype": model.engine.dtype,
+            "device": model.engine.device,
+        },
+    )
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, that says when it drains, and ends with a code of ours in place of the signal."""
+
+    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+        super().__init__(config)
+        self._front = front
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._front.draining = True
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+        except (ValueError, RuntimeError):  # not the main thread: whoever made this server stops it by `should_exit`
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+class RunningServer:
+    """A server on this event loop. `url` is known before the models are loaded; `failure` says why it ended early."""
+
+    def __init__(self, config: Config, *, in_process: bool = False) -> None:
+        self.house = House(config, in_process=in_process)
+        self.failure: Exception | None = None
+        self._listener = _listen(config.http.host, config.http.port)
+        host = f"[{config.http.host}]" if ":" in config.http.host else config.http.host
+        self.url = f"http://{host}:{self._listener.getsockname()[1]}"
+        self._server = _Server(
+            uvicorn.Config(
+                build_app(self.house.front, self._lifespan),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(config.http.drain_timeout_s),
+            ),
+            self.house.front,
+        )
+
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Until a signal, `stop`, or a failure to load; everything is cleared away when it returns."""
+        self._on_ready = on_ready
+        await self._server.serve([self._listener])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        loading = asyncio.create_task(self._load())
+        try:
+            yield
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await self.house.close()
+
+    async def _load(self) -> None:
+        """The door is open meanwhile: /health answers, /ready says that it loads."""
+        try:
+            await self.house.start()
+        except Exception as error:
+            self.failure = error
+            self.stop()
+        else:
+            self._on_ready()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise InvalidRequest(f"cannot listen on {host}:{port}: {error.strerror}", param="http.port") from error
+
+
+def serve(config: Config, on_ready: Callable[[str], None] = lambda url: None) -> None:
+    """Run a server until SIGTERM or SIGINT. Raises what kept it from coming up."""
+
+    async def run() -> RunningServer:
+        server = RunningServer(config)
+        await server.run(lambda: on_ready(server.url))
+        return server
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        server = runner.run(run())
+    if server.failure is not None:
+        raise server.failure
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop  # not there on Windows
+
+    return uvloop.new_event_loop
