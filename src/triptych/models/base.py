@@ -65,6 +65,18 @@ class Layout(Protocol):
     modalities: frozenset[Modality]
     processor_key: bytes  # identity of processor class and parameters: part of every cache key
 
+    placeholders: dict[Modality, str]  # the token that a rendered template holds for one item
+    adds_bos: bool  # a rendered template without the tokenizer's first token gets it
+    tokenizer: Any  # of the folder, with its chat template
+
+    def placeholder_text(self, modality: Modality) -> str:
+        """What stands for an item in the text of a template that knows strings only."""
+        ...
+
+    def request_options(self, modalities: Sequence[Modality]) -> dict[str, Any]:
+        """Options that follow from what else the request holds; an item's own options go before them."""
+        ...
+
     def decode_spec(self, header: MediaHeader, options: dict[str, Any]) -> DecodeSpec: ...
 
     def size(self, header: MediaHeader, options: dict[str, Any]) -> ItemSize:

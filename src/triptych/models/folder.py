@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from triptych.core.errors import InvalidRequest, UnknownModel
 
 DOWNLOADED_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 SAMPLES_PER_FILE = 16
+MAX_HEADER_BYTES = 64 * 2**20
 SAMPLE_BYTES = 64 * 1024
 
 
@@ -90,6 +92,11 @@ class ModelFolder:
             digest.update(_sample(file))
         return digest.digest()
 
+    @cached_property
+    def num_params(self) -> int:
+        """Values in the weight files, by their headers."""
+        return sum(prod(entry["shape"]) for file in self.weight_files for entry in _tensors(file).values())
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Of generation_config.json, else of the configuration, else the tokenizer's."""
@@ -105,13 +112,25 @@ class ModelFolder:
         return ()
 
 
+def _tensors(file: Path) -> dict[str, Any]:
+    """The header of a safetensors file: dtype, shape and place of each tensor."""
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(min(header_bytes, MAX_HEADER_BYTES)))
+        except ValueError as error:
+            raise InvalidRequest(f"{file.name} is not a safetensors file") from error
+    header.pop("__metadata__", None)
+    return header
+
+
 def _sample(file: Path) -> bytes:
     """BLAKE3 of the file's size, its safetensors header and evenly spaced pieces, so that fine-tunes differ."""
     num_bytes = file.stat().st_size
     digest = blake3(f"{file.name}:{num_bytes}".encode())
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
-        digest.update(stream.read(min(header_bytes, 64 * 2**20)))
+        digest.update(stream.read(min(header_bytes, MAX_HEADER_BYTES)))
         for index in range(SAMPLES_PER_FILE):
             stream.seek(index * max(0, num_bytes - SAMPLE_BYTES) // (SAMPLES_PER_FILE - 1))
             digest.update(stream.read(SAMPLE_BYTES))

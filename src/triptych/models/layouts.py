@@ -86,6 +86,10 @@ class TextLayout:
         """What stands for an item in the text of a template that knows strings only."""
         return self.placeholders[modality]
 
+    def request_options(self, modalities: Sequence[Modality]) -> dict[str, Any]:
+        """Options that follow from what else the request holds; an item's own options go before them."""
+        return {}
+
     def decode_spec(self, header: MediaHeader, options: dict[str, Any]) -> DecodeSpec:
         return DecodeSpec()
 

@@ -74,9 +74,7 @@ def output_px(image_processor: Any) -> tuple[int, int]:
     size = image_processor.crop_size if getattr(image_processor, "do_center_crop", False) else image_processor.size
     if size and size.height and size.width:
         return int(size.height), int(size.width)
-    raise InvalidRequest(
-        f"processor size {dict(size or {})} does not give every picture one size"
-    )
+    raise InvalidRequest(f"processor size {dict(size or {})} does not give every picture one size")
 
 
 def intermediate_size(vision: Any) -> int:

@@ -27,8 +27,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "SmolLM3ForCausalLM",
     ),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
+    "qwen2_audio": ("Qwen2AudioForConditionalGeneration",),
     "idefics3": ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     "llava": ("LlavaForConditionalGeneration",),
+    "llava_onevision": ("LlavaOnevisionForConditionalGeneration",),
     "gemma3": ("Gemma3ForConditionalGeneration",),
     "internvl": ("InternVLForConditionalGeneration",),
 }

@@ -162,6 +162,7 @@ def describe(folder: ModelFolder, embed_multiple: int = 1) -> ModelInfo:
         max_tokens=int(getattr(config, "max_position_embeddings", 0) or 4096),
         kv=kv_specs(config),
         eos_token_ids=folder.eos_token_ids,
+        num_params=folder.num_params,
     )
 
 

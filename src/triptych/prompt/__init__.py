@@ -1,4 +1,4 @@
-"""From messages to a `PreparedRequest`: template, tokens, placeholder spans, processor cache. Runs in the front process.
+"""From messages to a `PreparedRequest`: template, tokens, placeholder spans, processor cache. In the front process.
 
 How the door calls it (see `builder.PromptBuilder` for the full docstrings):
 
@@ -17,13 +17,13 @@ How the door calls it (see `builder.PromptBuilder` for the full docstrings):
     core.media.MediaRef               a picture, clip or sound, in place of the OpenAI part, in the part's order
     prompt.EmbedsPart                 precomputed embeddings in place of an `image_embeds` part
 Nothing else: the door turns image_url, video_url, audio_url and input_audio into MediaRef, with `param` such as
-"messages.0.content.1" and with `options` (detail, min_pixels, max_pixels, fps, num_frames: what the model's layout takes).
+"messages.0.content.1" and with `options` (detail, max_pixels, fps, num_frames: what the layout takes).
 
 The `StageClock` is closed at REQUEST_PARSE (template and tokens), MEDIA_FETCH, MEDIA_DECODE and MM_PROCESSOR; a request
 without media closes REQUEST_PARSE only. All errors are leaves of `core.errors`; template and length errors are
 `PromptRefused`.
 
-Back: `Detokenizer(tokenizer, stop=[...])` turns token ids into text (`push(ids) -> str`, `finish() -> str`, `stopped`), and
+Back: `Detokenizer(tokenizer, stop=[...])` turns ids into text (`push(ids) -> str`, `finish() -> str`, `stopped`), and
 `ToolCallStream(tool_style)` parts text from tool calls (`push(text) -> str`, `finish() -> (str, list[ToolCall])`).
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
+MAX_CHARACTER_TOKENS = 8  # a character has four bytes at most: after these tokens the bytes are simply not text
 
 
 class Decoder(Protocol):
@@ -58,7 +59,8 @@ class Detokenizer:
     def _decode_one(self, token_id: int) -> str:
         self._token_ids.append(token_id)
         text = self._pending()
-        if not text or text.endswith(REPLACEMENT):
+        waiting = len(self._token_ids) - self._settled
+        if not text or (text.endswith(REPLACEMENT) and waiting < MAX_CHARACTER_TOKENS):
             return ""
         self._context, self._settled = self._settled, len(self._token_ids)
         return text

@@ -1,0 +1,102 @@
+"""Decoded media through the model's processor, off the event loop, behind a cache that spares the decode as well.
+
+The same item asked for twice at the same moment is decoded and processed once. Failures are not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from triptych.cache.lru import ByteLru
+from triptych.cache.single_flight import SingleFlight
+from triptych.core.clock import Clock
+from triptych.core.errors import BudgetExceeded, TriptychError
+from triptych.core.media import Decoded, DecodeSpec, MediaBlob
+from triptych.core.stages import Stage, StageClock
+from triptych.models.base import Layout, ProcessedItem
+from triptych.prompt.identity import processed_key
+
+Decode = Callable[[MediaBlob, DecodeSpec], Awaitable[Decoded]]
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """`key` names the item's features: content, decode, processor, options."""
+
+    key: bytes
+    item: ProcessedItem
+
+
+@dataclass(slots=True)
+class _Edge:
+    """When the last decode of a request ended."""
+
+    decoded_s: float = 0.0
+
+
+class ItemProcessor:
+    """Owner of one model's processor cache and of the threads that fill it. One event loop."""
+
+    def __init__(self, layout: Layout, cache_bytes: int, workers: int, time: Clock) -> None:
+        self._layout = layout
+        self._time = time
+        self._cache: ByteLru[bytes, ProcessedItem] = ByteLru(cache_bytes)
+        self._flights: SingleFlight[bytes, ProcessedItem] = SingleFlight()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="processor")
+
+    async def process_all(self, blobs: Sequence[MediaBlob], decode: Decode, clock: StageClock) -> list[Processed]:
+        """All of a request's media side by side, in order. The first failure cancels the rest and is raised.
+
+        Closes MEDIA_DECODE at the end of the last decode and MM_PROCESSOR at the end of all.
+        """
+        if not blobs:
+            return []
+        edge = _Edge()
+        tasks = [asyncio.ensure_future(self._process(blob, decode, edge)) for blob in blobs]
+        try:
+            done = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        now_s = self._time.now_s()
+        clock.close(Stage.MEDIA_DECODE, min(edge.decoded_s, now_s))
+        clock.close(Stage.MM_PROCESSOR, now_s)
+        return done
+
+    def stats(self) -> dict[str, float]:
+        return self._cache.stats("processor")
+
+    def flush(self) -> int:
+        return self._cache.flush()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _process(self, blob: MediaBlob, decode: Decode, edge: _Edge) -> Processed:
+        spec = self._layout.decode_spec(blob.header, blob.options)
+        key = processed_key(blob, spec, self._layout.processor_key)
+        item = self._cache.lookup(key)
+        if item is None:
+            try:
+                item = await self._flights.run(key, lambda: self._fill(key, blob, spec, decode, edge))
+            except BudgetExceeded:
+                raise
+            except TriptychError as error:  # shared with whoever waits for the same item: never written to
+                raise type(error)(error.message, param=blob.param or error.param) from error
+        return Processed(key, item)
+
+    async def _fill(self, key: bytes, blob: MediaBlob, spec: DecodeSpec, decode: Decode, edge: _Edge) -> ProcessedItem:
+        generation = self._cache.generation
+        started_s = self._time.now_s()
+        decoded = await decode(blob, spec)
+        edge.decoded_s = max(edge.decoded_s, self._time.now_s())
+        loop = asyncio.get_running_loop()
+        item = await loop.run_in_executor(self._threads, self._layout.process, decoded, blob.options)
+        cost_ms = (self._time.now_s() - started_s) * 1e3
+        self._cache.put(key, item, item.num_bytes, cost_ms=cost_ms, generation=generation)
+        return item

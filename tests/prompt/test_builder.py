@@ -1,0 +1,192 @@
+"""From messages to a prepared request: counts, spans, identities, refusals in the order of cost, stages that add up."""
+
+import asyncio
+
+import pytest
+
+from triptych.core.config import Tier
+from triptych.core.errors import BudgetExceeded, InvalidMedia, InvalidRequest, PromptRefused
+from triptych.core.media import MediaRef, Modality
+from triptych.core.sampling import SamplingParams
+from triptych.core.stages import Stage, StageClock
+from triptych.prompt.builder import load_prompt_builder
+
+from .conftest import picture
+
+
+def ask(*parts, role="user"):
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return [{"role": role, "content": content}]
+
+
+async def test_spans_point_at_the_media_tokens(prepare, builder):
+    """Each item's span covers exactly its run of placeholder tokens, in prompt order."""
+    request = await prepare(ask(picture("60x60#1"), "how many", picture("90x30#2")))
+    token = builder.layout.image_token_id
+
+    assert [span.item_idx for span in request.spans] == [0, 1]
+    assert [item.num_embeds for item in request.items] == [span.length for span in request.spans]
+    for span in request.spans:
+        assert {token} == set(request.token_ids[span.start : span.end])
+    assert sum(span.length for span in request.spans) == request.token_ids.count(token)
+    assert (3, len(request.token_ids)) == request.positions.shape
+
+
+async def test_count_equals_what_is_served(prepare, builder, media):
+    """Counting reads headers alone and gives the very tokens that are served."""
+    messages = ask(picture("64x200#1"), "how many red", picture("33x40#2"))
+    counted = await builder.count_tokens(messages, media=media, tier=Tier(), tenant="acme")
+    decoded = media.num_decoded
+    request = await prepare(messages)
+
+    assert decoded == 0
+    assert counted.token_ids == request.token_ids
+    assert counted.media_tokens == {"image": sum(span.length for span in request.spans)}
+
+
+async def test_stages_add_up(prepare, clock):
+    """Fetch, decode and processor are closed once each, and nothing falls between them."""
+    stages = StageClock(clock.now_s())
+    await prepare(ask(picture("60x60#1")), stage_clock=stages)
+
+    assert {"request_parse_ms", "media_fetch_ms", "media_decode_ms", "mm_processor_ms"} == set(stages.ms)
+    assert (stages.ms[Stage.MEDIA_FETCH], stages.ms[Stage.MEDIA_DECODE]) == (500.0, 250.0)
+    assert stages.total_ms == pytest.approx((clock.now_s() - 100.0) * 1e3)
+
+
+async def test_text_closes_the_parse_alone(prepare, clock):
+    """A request without media has no media stages."""
+    stages = StageClock(clock.now_s())
+    request = await prepare(ask("how many"), stage_clock=stages)
+
+    assert {"request_parse_ms"} == set(stages.ms)
+    assert (request.items, request.spans) == ((), ())
+
+
+async def test_same_picture_is_processed_once(prepare, builder, media):
+    """At the same moment by single flight, later from the cache; the keys are equal, other tenants' are not."""
+    first, second = await asyncio.gather(prepare(ask(picture("60x60#1"))), prepare(ask("the", picture("60x60#1"))))
+    third = await prepare(ask(picture("60x60#1")))
+    other = await prepare(ask(picture("60x60#1")), tenant="rival")
+
+    assert media.num_decoded == 1
+    assert first.items[0].key == second.items[0].key == third.items[0].key != other.items[0].key
+    assert first.cache_salt != other.cache_salt
+    assert builder.stats()["processor_cache_hits"] >= 1
+
+
+async def test_options_and_content_change_the_key(prepare):
+    """Another content, another option: another identity."""
+    keys = set()
+    for part in (picture("60x60#1"), picture("60x60#2"), picture("60x60#1", max_pixels=28 * 28 * 2)):
+        keys.add((await prepare(ask(part))).items[0].key)
+
+    assert len(keys) == 3
+
+
+async def test_flush_forgets(prepare, builder, media):
+    """After a flush the picture is decoded again."""
+    await prepare(ask(picture("60x60#1")))
+    flushed = builder.flush()
+    await prepare(ask(picture("60x60#1")))
+
+    assert (flushed, media.num_decoded) == (1, 2)
+
+
+async def test_visual_tokens_over_the_tier_are_refused_before_decode(prepare, media):
+    """The refusal names the limit, its value and the request's; no pixel was decoded."""
+    with pytest.raises(BudgetExceeded, match="max_request_visual_tokens is 3"):
+        await prepare(ask(picture("60x60#1")), tier=Tier(max_request_visual_tokens=3))
+
+    assert media.num_decoded == 0
+
+
+async def test_prompt_beyond_the_context_is_refused_before_decode(qwen_folder, prepare, media, clock):
+    """A prompt that leaves no room is refused by its size, with both numbers."""
+    small = load_prompt_builder(str(qwen_folder), max_tokens=24, time=clock)
+    with pytest.raises(PromptRefused, match="context of 24"):
+        await prepare(ask(picture("60x60#1"), "how many red is the"), using=small)
+    small.close()
+
+    assert media.num_decoded == 0
+
+
+async def test_endless_prompt_is_refused_before_it_is_tokenised(prepare):
+    """Millions of characters can never fit, and are not even rendered."""
+    with pytest.raises(PromptRefused, match="at least"):
+        await prepare(ask("x" * 5_000_000))
+
+
+async def test_answer_is_cut_to_the_room_left(prepare, builder):
+    """`max_tokens` past the context is lowered to what is left."""
+    request = await prepare(ask("how many"), sampling=SamplingParams(max_tokens=100_000))
+
+    assert request.sampling.max_tokens == builder.max_tokens - len(request.token_ids)
+
+
+async def test_one_bad_picture_fails_the_request_with_its_field(prepare, media):
+    """The error names the part; the good picture beside it does not hang."""
+    media.fails_on, media.error = "40x40#2", InvalidMedia("corrupt")
+    with pytest.raises(InvalidMedia, match="corrupt") as raised:
+        await prepare(ask(picture("60x60#1"), picture("40x40#2")))
+
+    assert raised.value.param == "messages.0.content.0"
+
+
+async def test_pictures_at_the_edges(prepare):
+    """1x1 is served; 1x500 is refused at its header, by name."""
+    request = await prepare(ask(picture("1x1#1")))
+    with pytest.raises(InvalidMedia, match="1x500"):
+        await prepare(ask(picture("1x500#1")))
+
+    assert request.items[0].num_embeds >= 1
+
+
+async def test_unknown_option_names_the_field(prepare):
+    """A typo in the options is refused at the header, with the part's place in the body."""
+    with pytest.raises(InvalidRequest, match="max_pixel'") as raised:
+        await prepare(ask(picture("60x60#1", max_pixel=5)))
+
+    assert raised.value.param == "messages.0.content.0"
+
+
+async def test_kind_that_the_model_does_not_take_is_refused(prepare):
+    """Sound for a model of pictures."""
+    with pytest.raises(PromptRefused, match="not audio"):
+        await prepare(ask(MediaRef(Modality.AUDIO, "x", param="p")))
+
+
+async def test_completion_takes_text_and_ids(builder, clock):
+    """Text and its ids prepare the same request; an id outside the vocabulary is refused."""
+
+    async def complete(prompt):
+        return await builder.prepare_completion(
+            prompt,
+            sampling=SamplingParams(max_tokens=4),
+            tenant="acme",
+            request_id="r",
+            arrival_s=1.0,
+            clock=StageClock(clock.now_s()),
+        )
+
+    text = await complete("how many")
+    ids = await complete(text.token_ids)
+
+    assert (text.token_ids, text.cache_salt) == (ids.token_ids, ids.cache_salt)
+    assert (builder.info.eos_token_ids, 4) == (text.eos_token_ids, text.sampling.max_tokens)
+    for wrong in ([10**6], [-1], [], ""):
+        with pytest.raises(PromptRefused):
+            await complete(wrong)
+
+
+async def test_media_placeholder_in_a_completion_is_refused(builder, clock):
+    """A placeholder token without media would read a stray embedding."""
+    with pytest.raises(PromptRefused, match="no media"):
+        await builder.prepare_completion(
+            [builder.layout.image_token_id],
+            sampling=SamplingParams(),
+            tenant="acme",
+            request_id="r",
+            arrival_s=1.0,
+            clock=StageClock(clock.now_s()),
+        )
