@@ -46,7 +46,7 @@ class ModelTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One picture or clip. `seed` fixes it, whoever shares the batch. Several pictures of one call are several of these.
+    """One picture or clip. `seed` fixes it, whoever shares the batch. A call for several pictures makes several.
 
     `init_image`: [H, W, 3] uint8, already of the request's size; `strength` is the share of the steps run on it.
     `mask`: [H, W] uint8, 255 where the picture is to be drawn anew. `step_cache`: name of a calibrated cache, or None.
