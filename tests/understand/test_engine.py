@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+import torch
 
 from tests.understand.conftest import SMALL, collect, no_tokenizer, request_of, run_all
 from triptych.core.errors import InternalError
@@ -228,3 +229,22 @@ async def test_a_dead_engine_says_so():
     await engine.close()
 
     assert (final.error_message, late.error_message) == ("the engine stopped",) * 2
+
+
+async def test_embedding_is_the_last_hidden_state_of_length_one():
+    """A request for an embedding, in company: transformers' own last state, normalised; nothing is generated."""
+    model = ToyModel()
+    request = replace(request_of("e", [5, 6, 7, 8]), wants_embedding=True)
+    engine = InProcessEngine(ToyModel(), SMALL, load_tokenizer=no_tokenizer)
+    await engine.start()
+    company = asyncio.create_task(collect(engine, request_of("text", [1, 2, 3])))
+    events = [event async for event in engine.submit(request)]
+    await company
+    await engine.close()
+    model.language.set_attn_implementation("eager")
+    with torch.inference_mode():
+        states = model.language(input_ids=torch.tensor([[5, 6, 7, 8]]), use_cache=False).last_hidden_state
+    expected = torch.nn.functional.normalize(states[0, -1], dim=0)
+
+    torch.testing.assert_close(expected, torch.tensor(events[0].vector), atol=1e-5, rtol=1e-5)
+    assert (len(events), events[-1].num_output_tokens) == (2, 0)

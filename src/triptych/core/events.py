@@ -1,4 +1,5 @@
-"""What the engine says about a request. Any number of `TokenEvent`, then exactly one `FinalEvent`."""
+"""What the engine says about a request. Any number of `TokenEvent` (or one
+`EmbeddingEvent`), then exactly one `FinalEvent`."""
 
 from __future__ import annotations
 
@@ -49,4 +50,11 @@ class FinalEvent(msgspec.Struct, frozen=True, tag="final"):
     sent_s: float = 0.0
 
 
-Event = TokenEvent | FinalEvent
+class EmbeddingEvent(msgspec.Struct, frozen=True, tag="embedding"):
+    """The last token's final hidden state, scaled to length one: [D]."""
+
+    request_id: str
+    vector: list[float]
+
+
+Event = TokenEvent | EmbeddingEvent | FinalEvent

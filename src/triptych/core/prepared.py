@@ -71,6 +71,7 @@ class PreparedRequest:
     handoff_s: float = 0.0  # the last edge of the front's stage clock; the engine's goes on from here
     deadline_s: float | None = None
     priority: int = 0
+    wants_embedding: bool = False  # no generation: the last hidden state, of length one, as an EmbeddingEvent
     media_extra: dict[str, str] = field(default_factory=dict)
 
     @property

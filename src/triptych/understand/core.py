@@ -12,7 +12,7 @@ import torch
 
 from triptych.core.clock import Clock
 from triptych.core.errors import DeadlineExceeded, InvalidRequest, ModelFault, Overloaded, TriptychError
-from triptych.core.events import Event, FinalEvent, FinishReason, TokenEvent
+from triptych.core.events import EmbeddingEvent, Event, FinalEvent, FinishReason, TokenEvent
 from triptych.core.prepared import PreparedRequest
 from triptych.core.stages import Stage, StageClock
 from triptych.understand.encoding import EncoderLoop
@@ -125,12 +125,12 @@ class EngineCore:
                 self._fail(seq, DeadlineExceeded(f"not done within {deadline_s - seq.request.arrival_s:.1f} s"))
 
     def _run(self, rows: list[Row]) -> torch.Tensor | None:
-        """Logits of the rows that end, or None after a fault was dealt with row by row."""
+        """Last states of the rows that end, or None after a fault was dealt with row by row."""
         started_s = self._clock.now_s()
         for row in rows:
             self._close_stage(row.seq, Stage.VISION_ENCODE if row.seq.is_encoding else Stage.LLM_QUEUE, started_s)
         try:
-            logits = self._runner.logits(rows)
+            hidden = self._runner.hidden(rows)
         except Exception as error:  # whatever model code raises must not stop the engine
             if len(rows) == 1:
                 self._fail(rows[0].seq, ModelFault(f"the model failed on this request: {type(error).__name__}"))
@@ -142,21 +142,26 @@ class EngineCore:
         self._pace.note_step(rows, ended_s - started_s)
         for row in rows:
             self._close_stage(row.seq, Stage.LLM_PREFILL, ended_s)
-        return logits
+        return hidden
 
-    def _settle(self, rows: list[Row], logits: torch.Tensor | None) -> None:
-        if logits is None:
+    def _settle(self, rows: list[Row], hidden: torch.Tensor | None) -> None:
+        if hidden is None:
             return
         ending = [row.seq for row in rows if row.num_new == row.seq.num_uncomputed]
         for row in rows:
             self._scheduler.commit(row.seq, row.num_new)
-        for seq, token in zip(ending, self._sample(logits, ending), strict=True):
+        generating = [i for i, seq in enumerate(ending) if not seq.request.wants_embedding]
+        for i in set(range(len(ending))) - set(generating):
+            self._emit_embedding(ending[i], hidden[i])
+        seqs = [ending[i] for i in generating]
+        tokens = self._sample(self._runner.logits(hidden[generating]), seqs) if seqs else []
+        for seq, token in zip(seqs, tokens, strict=True):
             self._append(seq, token)
 
     def _sample(self, logits: torch.Tensor, seqs: list[Sequence]) -> list[Sampled | None]:
         """One token a sequence; None for each whose row the sampler cannot use, whatever the reason."""
         try:
-            return sample(logits, [self._sampling[seq.request_id] for seq in seqs]) if seqs else []
+            return sample(logits, [self._sampling[seq.request_id] for seq in seqs])
         except Exception:
             if len(seqs) == 1:
                 return [None]
@@ -188,6 +193,14 @@ class EngineCore:
         return None
 
     # emit
+
+    def _emit_embedding(self, seq: Sequence, hidden: torch.Tensor) -> None:
+        if not bool(torch.isfinite(hidden).all()):
+            self._fail(seq, ModelFault("the model gave an embedding that is not finite for this request"))
+            return
+        vector = torch.nn.functional.normalize(hidden.float(), dim=0).tolist()
+        self._emit(EmbeddingEvent(seq.request_id, vector))
+        self._finish(seq, FinishReason.STOP)
 
     def _emit_token(self, seq: Sequence, token: Sampled, *, is_first: bool, is_silent: bool) -> None:
         now_s = self._clock.now_s()

@@ -58,8 +58,12 @@ class Runner:
         for key in keys:
             self._embeddings.pop(key, None)
 
-    def logits(self, rows: list[Row]) -> torch.Tensor:
-        """Compute `rows` as one packed batch; [N, V] float32 for the N rows that reach their sequence's end."""
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, D] -> [N, V] float32."""
+        return self._served.logits(hidden)
+
+    def hidden(self, rows: list[Row]) -> torch.Tensor:
+        """Compute `rows` as one packed batch; [N, D], the last states of the N rows that reach their sequence's end."""
         served, device = self._served, self._served.device
         token_ids = [
             t for row in rows for t in row.seq.tokens[row.seq.num_computed : row.seq.num_computed + row.num_new]
@@ -76,9 +80,7 @@ class Runner:
             end += row.num_new
             if row.num_new == row.seq.num_uncomputed:
                 ends.append(end - 1)
-        if not ends:
-            return hidden.new_zeros(0, served.info.vocab_size, dtype=torch.float32)
-        return served.logits(hidden[torch.tensor(ends, device=device)])
+        return hidden[torch.tensor(ends, dtype=torch.int64, device=device)]
 
     def _media(self, rows: list[Row]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Which rows of the packed batch hold media, and their embeddings: only the slices that meet the windows."""

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from triptych.core.errors import InternalError
-from triptych.core.events import FinalEvent, TokenEvent
+from triptych.core.events import EmbeddingEvent, FinalEvent, TokenEvent
 from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem, PreparedRequest, Span
 from triptych.core.sampling import SamplingParams
@@ -53,6 +53,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     handoff_s: float
     deadline_s: float | None
     priority: int
+    wants_embedding: bool
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -72,7 +73,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):
-    events: list[TokenEvent | FinalEvent]
+    events: list[TokenEvent | EmbeddingEvent | FinalEvent]
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
@@ -145,6 +146,7 @@ def pack_request(request: PreparedRequest) -> list[bytes | memoryview]:
         request.handoff_s,
         request.deadline_s,
         request.priority,
+        request.wants_embedding,
     )
     return [pack(header), *frames]
 
@@ -189,4 +191,5 @@ def unpack_request(message: Submit, frames: Sequence[Any]) -> PreparedRequest:
         message.handoff_s,
         message.deadline_s,
         message.priority,
+        message.wants_embedding,
     )
