@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Case:
 
     token_ids: list[int]
     media: list[tuple[Modality, Decoded, ItemSize | None]]
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def drawing(width_px: int, height_px: int, seed: int = 0) -> DecodedImage:
@@ -51,7 +52,7 @@ def prepare(layout: Layout, case: Case) -> Prompt:
     """As `prompt/` does it: process each item, then lay the placeholders."""
     items, sizes = [], []
     for index, (modality, decoded, planned) in enumerate(case.media):
-        done = layout.process(decoded, {})
+        done = layout.process(decoded, case.options)
         size = planned or done.size
         assert size.num_embeds == done.size.num_embeds
         sizes.append((modality, size))

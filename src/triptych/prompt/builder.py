@@ -1,6 +1,6 @@
 """From messages or text to a `PreparedRequest`: the one object of this room that the door holds.
 
-Refusals come in the order of cost: template, then sources, then sizes from the headers, then pixels. A request that is too
+Refusals come in the order of cost: template, then sources, then sizes from the headers, then pixels. A request too
 long, or over its tier's visual tokens, is refused before anything of it is decoded.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -129,7 +130,7 @@ class PromptBuilder:
     ) -> PreparedRequest:
         """A conversation, ready for the engine. See `triptych.prompt` for the form of `messages`.
 
-        Closes REQUEST_PARSE, and with media MEDIA_FETCH, MEDIA_DECODE and MM_PROCESSOR. `sampling.max_tokens` is lowered
+        Closes REQUEST_PARSE, and with media MEDIA_FETCH, MEDIA_DECODE and MM_PROCESSOR. `sampling.max_tokens` is cut
         to what is left of the model's context. Raises PromptRefused (template, length), BudgetExceeded
         (`max_request_visual_tokens`), EmbeddingsRefused, and what `media` and the layout raise.
         """
@@ -230,7 +231,7 @@ class PromptBuilder:
         return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)
 
     def _check_chars(self, num_chars: int, param: str) -> None:
-        """Refuse an endless prompt before it is tokenised: no token stands for more than the longest one's characters."""
+        """Refuse an endless prompt before it is tokenised: no token is longer than the longest one."""
         at_least = num_chars // self.vocabulary.max_token_chars
         if at_least > self.max_tokens:
             raise PromptRefused(
@@ -272,9 +273,8 @@ class PromptBuilder:
     ) -> tuple[tuple[EncoderItem, ...], list[tuple[Modality, ItemSize]]]:
         """Decode and process all at once. The sizes are the processor's where they differ from the header's promise."""
         blobs = [item.blob for item in items if item.blob is not None]
-        done = iter(
-            await self._processor.process_all(blobs, lambda blob, spec: media.decode(blob, spec, tier=tier), clock)
-        )
+        decode = partial(media.decode, tier=tier)
+        done = iter(await self._processor.process_all(blobs, decode, clock))
         encoder_items: list[EncoderItem] = []
         sizes: list[tuple[Modality, ItemSize]] = []
         for item in items:

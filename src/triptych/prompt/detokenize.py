@@ -19,7 +19,7 @@ class Detokenizer:
     """The text of one answer. `stopped` becomes True at the first stop string; what follows it is dropped.
 
     A character may be spread over several tokens, and a token's text may depend on the one before it (a leading space),
-    so text is the difference of two decodes: of the tokens since the last whole character, with and without the new ones.
+    so text is the difference of two decodes: of the tokens since the last whole character, without and with the new.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Tool calls in a model's answer: parted from the text as it streams, parsed when the answer ends.
 
-Two forms, as the chat templates teach them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen) and
-a bare JSON object `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or not (Llama).
+Two forms, as the chat templates teach them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen),
+and a bare JSON object `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or not (Llama).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tool_style(chat_template: str | None) -> ToolStyle | None:
 
 
 class ToolCallStream:
-    """One answer. Text before the first call is given out as it comes; from the call's first character on it is held."""
+    """One answer. Text before the first call is given out as it comes; what may be a call is held."""
 
     def __init__(self, style: ToolStyle) -> None:
         self._style = style
