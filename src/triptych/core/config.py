@@ -135,12 +135,29 @@ class EngineConfig(_Piece, frozen=True):
     num_threads: int | None = None
 
 
+class GenerateConfig(_Piece, frozen=True):
+    """Budgets of one diffusion engine. `max_step_tokens` bounds the latent tokens of one denoising step."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_waiting: int = 256
+    max_resident: int = 64
+    max_step_tokens: int = 262_144
+    max_step_branches: int = 64
+    decode_queue: int = 8
+    text_cache_bytes: int = 64 * 2**20
+    warm_up: bool = True
+    warm_up_s: float = 10.0
+    num_threads: int | None = None
+
+
 class ModelConfig(_Piece, frozen=True):
     """One served model. `path` is a folder, a hub name, or the name of an embedded model."""
 
     path: str
     name: str | None = None
     engine: EngineConfig = EngineConfig()
+    generate: GenerateConfig = GenerateConfig()
     processor: dict[str, object] = {}
 
 

@@ -39,7 +39,7 @@ class StageClock:
     def __post_init__(self) -> None:
         self._edge_s = self.started_s
 
-    def close(self, stage: Stage, now_s: float) -> None:
+    def close(self, stage: StrEnum, now_s: float) -> None:
         elapsed_ms = max(0.0, now_s - self._edge_s) * 1e3
         self.ms[stage.value] = self.ms.get(stage.value, 0.0) + elapsed_ms
         self._edge_s = max(self._edge_s, now_s)
