@@ -11,14 +11,17 @@ import contextlib
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 
+from triptych import zoo
 from triptych.cluster.engine_main import load, load_tokenizer
 from triptych.cluster.engine_process import EngineProcess
 from triptych.core.clock import MonotonicClock
@@ -31,6 +34,8 @@ from triptych.media.plane import MediaPlane
 from triptych.prompt.builder import PromptBuilder, load_prompt_builder
 from triptych.understand.engine import EngineHandle, InProcessEngine
 
+EMBEDDED_MODEL = "tiny-vl"
+
 
 class House:
     """All rooms of one server. Making it fails at once for a bad folder; `start` loads the weights."""
@@ -38,6 +43,7 @@ class House:
     def __init__(self, config: Config, *, in_process: bool = False) -> None:
         if not config.models:
             raise InvalidRequest("no model to serve", param="models")
+        config = msgspec.structs.replace(config, models=tuple(resolve_model(model) for model in config.models))
         clock = MonotonicClock()
         self.config = config
         self.media = MediaPlane(config.media, clock)
@@ -78,15 +84,24 @@ def _engine_here(model: ModelConfig) -> EngineHandle:
     return InProcessEngine(load(model), model.engine, load_tokenizer=partial(load_tokenizer, model))
 
 
-def model_name(model: ModelConfig) -> str:
-    return model.name or Path(model.path).name
+def default_model(path: str | None = None) -> ModelConfig:
+    """What is served when nothing is named: the embedded model."""
+    return ModelConfig(path=path or EMBEDDED_MODEL)
+
+
+def resolve_model(model: ModelConfig) -> ModelConfig:
+    """With the folder of an embedded model in place of its name, and a name in any case."""
+    path = model.path
+    if not Path(path).is_dir() and path in zoo.names():
+        path = str(zoo.folder(path))
+    return msgspec.structs.replace(model, path=path, name=model.name or Path(model.path).name)
 
 
 def _served(model: ModelConfig, builder: PromptBuilder, engine: EngineHandle) -> Served:
     async def flush_processor() -> int:
         return builder.flush()
 
-    name = model_name(model)
+    name = model.name or ""
     return Served(
         name=name,
         engine=engine,
@@ -96,7 +111,7 @@ def _served(model: ModelConfig, builder: PromptBuilder, engine: EngineHandle) ->
         token_bytes=builder.token_bytes,
         tool_stream=builder.tool_stream if builder.tool_style else None,  # type: ignore[arg-type]
         modalities=builder.modalities,
-        aliases=(model.path,) if model.path != name else (),
+        aliases=(model.path,),
         created_s=int(time.time()),
         front_stats=builder.stats,
         flushers={
@@ -217,3 +232,37 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     import uvloop  # not there on Windows
 
     return uvloop.new_event_loop
+
+
+@contextlib.contextmanager
+def background_server(config: Config, *, in_process: bool = False) -> Iterator[str]:
+    """A server on a thread of its own; yields its URL when it is ready. Raises what kept it from coming up."""
+    ready = threading.Event()
+    servers: list[RunningServer] = []
+    failures: list[BaseException] = []
+
+    async def run() -> None:
+        servers.append(RunningServer(config, in_process=in_process))
+        await servers[0].run(ready.set)
+        if servers[0].failure is not None:
+            raise servers[0].failure
+
+    def live() -> None:
+        try:
+            asyncio.run(run())
+        except Exception as error:  # raised below, in the thread that asked for the server
+            failures.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=live, name="triptych-server")
+    thread.start()
+    try:
+        ready.wait()
+        if failures:
+            raise failures[0]
+        yield servers[0].url
+    finally:
+        for server in servers:
+            server.stop()
+        thread.join()

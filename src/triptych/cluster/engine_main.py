@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import torch
+import transformers
 
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import ModelConfig
@@ -53,6 +54,7 @@ def main(address: str) -> int:
 
 
 def load(config: ModelConfig) -> ServedModel:
+    transformers.utils.logging.disable_progress_bar()  # a log is no terminal
     return load_served_model(config.path, config.engine.dtype, config.engine.device)
 
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
@@ -22,6 +30,7 @@ class Metrics:
     """Counts what happens in the front process, and renders it with the other rooms' snapshots."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a time of creation for each series doubles the exposition and is asked for by nobody
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._snapshots: dict[str, Snapshot] = {}

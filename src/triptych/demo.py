@@ -1,0 +1,63 @@
+"""`triptych demo`: serve the embedded model, ask about a drawing and a photograph, show where the time went, stop."""
+
+from __future__ import annotations
+
+import base64
+import io
+from importlib.resources import files
+from typing import Any
+
+from rich.console import Console
+
+from triptych.client import ask
+from triptych.core.config import Config, HttpConfig
+from triptych.launch import background_server, default_model
+from triptych.testing.scenes import Scene, draw_scene
+from triptych.waterfall import waterfall
+
+
+def run_demo(console: Console, model: str | None = None) -> None:
+    config = Config(models=(default_model(model),), http=HttpConfig(port=0, access_log=False))
+    console.print("Loading the model ...", style="dim")
+    with background_server(config) as url:
+        console.print(f"Serving [bold]{config.models[0].path}[/] on {url}\n")
+        scene = draw_scene(7, size_px=(336, 252), plain=True)
+        console.print(f"A picture drawn for this run: {_describe(scene)}", style="dim")
+        _show(console, url, "How many shapes are there?", png_part(scene))
+        _show(console, url, "How many shapes are there?", png_part(scene), note="the same picture again")
+        _show(console, url, "What is in the picture?", photograph_part(), note="a photograph")
+    console.print("Stopped; nothing is left running.", style="dim")
+
+
+def _show(console: Console, url: str, question: str, part: dict[str, Any], note: str = "") -> None:
+    console.print(f"\n[bold]{question}[/]{f'  ({note})' if note else ''}")
+    answer = ask(
+        url,
+        question,
+        [part],
+        on_text=lambda text: console.print(text, end="", style="green"),
+        temperature=0,
+        max_tokens=48,
+    )
+    console.print()
+    console.print(waterfall(answer))
+
+
+def _describe(scene: Scene) -> str:
+    return ", ".join(thing.name for thing in scene.objects)
+
+
+def png_part(scene: Scene) -> dict[str, Any]:
+    assert scene.image is not None
+    buffer = io.BytesIO()
+    scene.image.save(buffer, "PNG")
+    return _image_part("png", buffer.getvalue())
+
+
+def photograph_part() -> dict[str, Any]:
+    """A portrait of Grace Hopper (United States Navy, public domain)."""
+    return _image_part("jpeg", files("triptych.testing").joinpath("photograph.jpg").read_bytes())
+
+
+def _image_part(kind: str, data: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}}
