@@ -17,9 +17,10 @@ from triptych.generate.kinds.row import Row, merge
 
 @dataclass(slots=True)
 class StepOutcome:
-    """`failures`: error by index into the rows of the step."""
+    """`failures`: error by index into the rows of the step. `ran_out_of_memory`: the batch was too large for one go."""
 
     failures: dict[int, TriptychError] = field(default_factory=dict)
+    ran_out_of_memory: bool = False
 
 
 class StepRunner:
@@ -45,10 +46,11 @@ class StepRunner:
         """The guided prediction of each row. When the batch fails, each row is tried alone to find the culprit."""
         try:
             return self.predict(rows)
-        except (RuntimeError, ValueError, ArithmeticError) as error:
+        except Exception as error:  # whatever third-party code raises: one of these rows is at fault, find it
             if len(rows) == 1:
                 outcome.failures[0] = _fault(error)
                 return [rows[0].latents]
+            outcome.ran_out_of_memory = is_out_of_memory(error)
         predicted = []
         for index, row in enumerate(rows):
             alone = StepOutcome()
@@ -102,7 +104,7 @@ class StepRunner:
     def _advance(self, index: int, row: Row, predicted: torch.Tensor, outcome: StepOutcome, keep: bool) -> None:
         try:
             self.kind.advance(row, predicted, keep_estimate=keep)
-        except (RuntimeError, ValueError, ArithmeticError) as error:
+        except Exception as error:
             outcome.failures[index] = _fault(error)
             return
         if not bool(torch.isfinite(row.latents).all()):
@@ -112,6 +114,11 @@ class StepRunner:
 def _scaled(row: Row, timestep: torch.Tensor) -> torch.Tensor:
     scale = getattr(row.scheduler, "scale_model_input", None)
     return row.latents if scale is None else scale(row.latents, timestep)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a device or in host memory (where torch has no class for it)."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _fault(error: Exception) -> ModelFault:

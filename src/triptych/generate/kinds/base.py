@@ -28,6 +28,7 @@ class Kind(ABC):
     default_num_steps: ClassVar[int] = 28
     default_guidance_scale: ClassVar[float] = 5.0
     frames_per_s: ClassVar[float] = 16.0
+    has_frame_axis: ClassVar[bool] = False  # the VAE takes [1, C, F, H, W]
     blocks: ClassVar[tuple[str, ...]] = ()  # module lists of the denoiser that a step cache may skip, in order
 
     def __init__(self, pipeline: Any, name: str) -> None:
@@ -183,6 +184,11 @@ class Kind(ABC):
         tensor = (2.0 * tensor - 1.0).to(self.device, self.vae.dtype)
         latents = self.vae.encode(tensor).latent_dist.sample(generator)
         return ((latents - (self.vae.config.shift_factor or 0.0)) * self.vae.config.scaling_factor).to(self.dtype)
+
+    def encode_mean(self, picture: torch.Tensor) -> torch.Tensor:
+        """The VAE's own mean latent of [1, 3, H, W] in -1..1, as its decoder takes it."""
+        frames = picture[:, :, None] if self.has_frame_axis else picture
+        return self.vae.encode(frames).latent_dist.mode()
 
     def _latent_mask(self, mask: npt.NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
         binary = torch.from_numpy((mask >= 128).astype(np.float32))[None, None]

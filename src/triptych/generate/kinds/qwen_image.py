@@ -16,6 +16,7 @@ class QwenImage(FlowKind):
 
     default_num_steps = 50
     default_guidance_scale = 4.0
+    has_frame_axis = True
     blocks = ("transformer_blocks",)
 
     @property

@@ -18,6 +18,7 @@ class Wan(FlowKind):
     """Follows `WanPipeline` of Wan 2.1: one transformer, float32 latents. Wan 2.2's two experts are not supported."""
 
     tasks = frozenset({Task.TEXT_TO_VIDEO})
+    has_frame_axis = True
     default_num_steps = 50
     blocks = ("blocks",)
 
@@ -68,6 +69,7 @@ class Ltx(FlowKind):
     """Follows `LTXPipeline`: packed latents, masked T5 text, rotary positions scaled by the frame rate."""
 
     tasks = frozenset({Task.TEXT_TO_VIDEO})
+    has_frame_axis = True
     default_num_steps = 50
     default_guidance_scale = 3.0
     frames_per_s = 25.0

@@ -25,6 +25,7 @@ class BatchSizer:
         self._min_gain = min_gain
         self._ms: dict[str, dict[int, float]] = {}
         self._num_observed: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
 
     def observe(self, shape: str, num_branches: int, step_ms: float) -> None:
         """Record one step. Only batches that fill their rung count: others would make it look slow or fast."""
@@ -41,8 +42,12 @@ class BatchSizer:
 
     def max_branches(self, shape: str, branch_tokens: int) -> int:
         """Branches of `shape` that one step may hold; at least 1. Grows by one rung past the last one measured."""
-        ceiling = max(1, min(self._max_branches, self._max_step_tokens // branch_tokens))
-        return min(self._open_rung(self._ms.get(shape, {})), ceiling)
+        ceiling = min(self._max_branches, self._max_step_tokens // branch_tokens, self._limits.get(shape, 1 << 30))
+        return min(self._open_rung(self._ms.get(shape, {})), max(1, ceiling))
+
+    def limit(self, shape: str, max_branches: int) -> None:
+        """A batch of this shape ran out of memory: never plan more than `max_branches` of it again."""
+        self._limits[shape] = max(1, min(max_branches, self._limits.get(shape, max_branches)))
 
     def _open_rung(self, rungs: Mapping[int, float]) -> int:
         measured = sorted(rungs)

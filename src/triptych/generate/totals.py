@@ -1,0 +1,49 @@
+"""Counters of one engine since its start. Written by its threads, read by anyone."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+
+from triptych.core.events import FinishReason
+from triptych.generate.events import GenerateFinal
+from triptych.generate.request import GenerateRequest
+
+
+class Totals:
+    """Steps, pictures, frames, pixels, refusals by reason."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._recent_s: deque[float] = deque(maxlen=64)
+
+    def step(self, num_rows: int, step_ms: float) -> None:
+        with self._lock:
+            self._counts["engine_steps"] += 1
+            self._counts["engine_busy_ms"] += step_ms  # type: ignore[assignment]
+            self._counts["generate_row_steps"] += num_rows
+
+    def end(self, request: GenerateRequest, final: GenerateFinal) -> None:
+        with self._lock:
+            self._counts[f"generate_{final.reason}"] += 1
+            if final.reason is FinishReason.STOP:
+                self._counts["generated_pictures"] += 1
+                self._counts["generated_frames"] += request.num_frames
+                self._counts["generated_pixels"] += request.num_pixels * request.num_frames
+                self._recent_s.append(sum(final.stage_ms.values()) / 1e3)
+            for name in ("cache_hits", "cache_lookups"):
+                self._counts[f"step_{name}"] += final.counters.get(name, 0)  # type: ignore[assignment]
+
+    def refuse(self, reason: str) -> None:
+        with self._lock:
+            self._counts[f"generate_refused_{reason}"] += 1
+
+    def mean_total_s(self) -> float:
+        """Mean time of recent requests from arrival to the end; 0 before the first."""
+        return sum(self._recent_s) / len(self._recent_s) if self._recent_s else 0.0
+
+    def stats(self) -> dict[str, float]:
+        with self._lock:
+            return {name: float(value) for name, value in self._counts.items()}
