@@ -96,6 +96,10 @@ class DecodeGuard:
         check_limit(self._tier, "max_video_duration_s", time_s, self._param)
         self.see_picture(width_px, height_px)
 
+    def see_coded_frames(self, num_frames: int) -> None:
+        """The container turned out to hold this many."""
+        check_limit(self._tier, "max_video_coded_frames", num_frames, self._param)
+
     def see_samples(self, num_samples: int, sample_rate_hz: int, num_channels: int) -> None:
         """A block of audio came out of the decoder."""
         self.audio_duration_s += num_samples / sample_rate_hz

@@ -1,0 +1,124 @@
+"""Connects to the address that was checked, and to no other: names are resolved here, once, under the policy.
+
+A network backend for httpcore. TLS still verifies the host name, because httpcore takes it from the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+import httpcore
+
+from triptych.core.config import FetchConfig
+from triptych.core.errors import SourceTimeout, SourceUnavailable
+from triptych.media.addresses import Address
+from triptych.media.policy import Policy, Url
+
+RESOLVER_THREADS = 8
+
+
+class Resolver(Protocol):
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        """Every address of a name, in order of preference. Raises OSError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SystemResolver:
+    """getaddrinfo in threads of its own: a slow name server holds up no other work."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="media-dns")
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, _look_up, host, port)
+        return list(dict.fromkeys(found))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(host: str, port: int) -> list[Address]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return [ip_address(entry[4][0]) for entry in found]
+
+
+class PolicyBackend(httpcore.AsyncNetworkBackend):
+    """`connect_tcp` resolves, judges every address of the answer, and connects to one of the judged."""
+
+    def __init__(self, policy: Policy, config: FetchConfig, resolver: Resolver) -> None:
+        self._policy = policy
+        self._config = config
+        self._resolver = resolver
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Raises ForbiddenSource, SourceTimeout, SourceUnavailable, and httpcore's errors of connecting."""
+        addresses = await self._checked_addresses(host, port)
+        deadline_s = time.monotonic() + self._config.connect_timeout_s
+        for number, address in enumerate(addresses):
+            left_s = max(0.05, deadline_s - time.monotonic())
+            try:
+                return await self._network.connect_tcp(
+                    str(address), port, timeout=left_s / (len(addresses) - number), socket_options=socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                if number == len(addresses) - 1:
+                    raise
+        raise SourceUnavailable(f"{host[:80]!r} has no address")
+
+    async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+        raise NotImplementedError("media never come over a local socket")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _checked_addresses(self, host: str, port: int) -> list[Address]:
+        """All or none: one inside address among the answers spoils the name."""
+        url = Url("https", host, port, "/")
+        try:
+            addresses: list[Address] = [ip_address(host)]
+        except ValueError:
+            addresses = await self._resolved(host, port)
+        for address in addresses:
+            self._policy.check_address(address, url)
+        return addresses
+
+    async def _resolved(self, host: str, port: int) -> list[Address]:
+        try:
+            async with asyncio.timeout(self._config.dns_timeout_s):
+                return await self._resolver.resolve(host, port)
+        except TimeoutError:
+            raise SourceTimeout(f"{host[:80]!r} was not resolved within {self._config.dns_timeout_s:g} s") from None
+        except OSError:
+            raise SourceUnavailable(f"{host[:80]!r} could not be resolved") from None
+
+
+def make_pool(policy: Policy, config: FetchConfig, resolver: Resolver, tls: ssl.SSLContext) -> Any:
+    """One connection pool for all downloads. Nothing from the environment: no proxy, no .netrc, no cookies."""
+    return httpcore.AsyncConnectionPool(
+        ssl_context=tls,
+        max_connections=config.max_connections,
+        max_keepalive_connections=min(20, config.max_connections),
+        keepalive_expiry=15.0,
+        http1=True,
+        http2=False,
+        retries=0,
+        network_backend=PolicyBackend(policy, config, resolver),
+    )
