@@ -43,7 +43,7 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 def read_local(url: str, root: str, limit: str, max_bytes: int) -> bytes:
-    """The file of a `file:` URL, if it lies under `root` once links are resolved. Raises ForbiddenSource (which does not
+    """The file of a `file:` URL, if it lies under `root` once links are resolved. Raises ForbiddenSource (does not
     say whether such a file exists elsewhere), SourceUnavailable, BudgetExceeded. Blocking."""
     path = _local_path(url)
     real_root = os.path.realpath(root)
