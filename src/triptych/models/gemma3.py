@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
@@ -46,8 +45,8 @@ class Layout(ImageLayout):
         return self.item
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        out = self.image_processor.preprocess([image], do_pan_and_scan=False, do_convert_rgb=True, return_tensors="np")
-        return {"pixel_values": np.ascontiguousarray(out["pixel_values"], dtype=np.float32)}
+        out = self.table.stock_geometry(self.image_processor, [image], do_pan_and_scan=False, do_convert_rgb=True)
+        return {"pixel_values": out["pixel_values"]}
 
     def run(self, modality: Modality, size: ItemSize) -> Run:
         return self._run_ids(size.num_embeds)

@@ -24,7 +24,8 @@ from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
-from triptych.models.layouts import ImageLayout, Run, option_int, tower_flops
+from triptych.models.layouts import ImageLayout, Run, option_int, processor_key, tower_flops
+from triptych.models.pixels import resized
 from triptych.models.served import StockModel
 
 IMAGE, FAKE, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"
@@ -33,6 +34,8 @@ IMAGE, FAKE, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"
 class Layout(ImageLayout):
     """`grid` of an item is (rows, columns) of tiles, (0, 0) for a picture that is one tile.
 
+    The stock processor enlarges every picture to its longest edge first, also one that then becomes a single tile. The
+    override `straight_to_tile` leaves that out for single tiles: 50 ms instead of 100 for a hardly different tile.
     Options: `image_splitting` (bool; `detail: low` is false), `longest_edge` (pixels before splitting).
     """
 
@@ -40,7 +43,10 @@ class Layout(ImageLayout):
     adds_bos = True
 
     def __init__(self, folder: ModelFolder, overrides: dict[str, Any]) -> None:
+        overrides = dict(overrides)
+        self.straight_to_tile = bool(overrides.pop("straight_to_tile", False))
         super().__init__(folder, overrides)
+        self.processor_key = processor_key(self.processor_key.hex(), {"straight_to_tile": self.straight_to_tile})
         vision = folder.config.vision_config
         self.patches_a_tile = (vision.image_size // vision.patch_size) ** 2
         self.embeds_a_tile = int(self.patches_a_tile / folder.config.scale_factor**2)
@@ -64,9 +70,7 @@ class Layout(ImageLayout):
         """Rows and columns as the stock processor splits: scaled to the longest edge, then up to whole tiles."""
         if not self._splits(options):
             return 0, 0
-        longest = self._longest_edge(options)
-        height, width = _resize_output_size_rescale_to_max_len(height_px, width_px, max_len=longest)
-        height, width = _resize_output_size_scale_below_upper_bound(height, width, max_len=MAX_IMAGE_SIZE)
+        height, width = self._scaled(height_px, width_px, options)
         aspect = width / height
         tile = self.tile_px
         if width >= height:
@@ -77,6 +81,12 @@ class Layout(ImageLayout):
             columns = ceil(int(rows * tile * aspect) / tile)
         return (rows, columns) if max(rows, columns) > 1 else (0, 0)
 
+    def _scaled(self, height_px: int, width_px: int, options: dict[str, Any]) -> tuple[int, int]:
+        """Height and width after the stock processor's first resize."""
+        longest = option_int(options, "longest_edge", self.longest_edge_px)
+        height, width = _resize_output_size_rescale_to_max_len(height_px, width_px, max_len=longest)
+        return _resize_output_size_scale_below_upper_bound(height, width, max_len=MAX_IMAGE_SIZE)
+
     def _splits(self, options: dict[str, Any]) -> bool:
         default = bool(self.image_processor.do_image_splitting) and options.get("detail") != "low"
         splits = options.get("image_splitting", default)
@@ -84,17 +94,18 @@ class Layout(ImageLayout):
             raise InvalidRequest(f"media option image_splitting must be true or false, got {splits!r}")
         return splits
 
-    def _longest_edge(self, options: dict[str, Any]) -> int:
-        return option_int(options, "longest_edge", self.longest_edge_px)
-
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        out = self.image_processor.preprocess(
-            [image],
-            do_image_splitting=self._splits(options),
-            size={"longest_edge": self._longest_edge(options)},
-            return_tensors="np",
-        )
-        return {"pixel_values": np.ascontiguousarray(out["pixel_values"][0], dtype=np.float32)}
+        resample, tile = self.image_processor.resample, self.tile_px
+        rows, columns = self._grid(image.height, image.width, options)
+        if not self.straight_to_tile or rows:
+            image = resized(image, *self._scaled(image.height, image.width, options), resample)
+        tiles = []
+        if rows:
+            image = resized(image, rows * tile, columns * tile, resample)
+            pixels = np.asarray(image).reshape(rows, tile, columns, tile, 3).swapaxes(1, 2)
+            tiles = list(pixels.reshape(-1, tile, tile, 3))
+        tiles.append(np.asarray(resized(image, tile, tile, resample)))
+        return {"pixel_values": self.table.planes(np.stack(tiles))}
 
     def run(self, modality: Modality, size: ItemSize) -> Run:
         return self._run_ids(size.grid)

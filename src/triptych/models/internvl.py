@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
@@ -66,10 +65,10 @@ class Layout(ImageLayout):
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         limit = self._limit(options)
         low = min(int(self.image_processor.min_patches), limit)
-        out = self.image_processor.preprocess(
-            [image], crop_to_patches=True, min_patches=low, max_patches=limit, return_tensors="np"
+        out = self.table.stock_geometry(
+            self.image_processor, [image], crop_to_patches=True, min_patches=low, max_patches=limit
         )
-        return {"pixel_values": np.ascontiguousarray(out["pixel_values"], dtype=np.float32)}
+        return {"pixel_values": out["pixel_values"]}
 
     def run(self, modality: Modality, size: ItemSize) -> Run:
         ids = [self.begin, *[self.image_token_id] * size.num_embeds, self.end]

@@ -21,6 +21,7 @@ from triptych.core.media import Decoded, DecodedImage, DecodeSpec, MediaHeader, 
 from triptych.core.prepared import Span
 from triptych.models.base import Expanded, ItemSize, ProcessedItem
 from triptych.models.folder import ModelFolder
+from triptych.models.pixels import PixelTable
 
 IGNORED_OPTIONS = frozenset({"format", "detail"})
 
@@ -150,6 +151,7 @@ class ImageLayout(TextLayout):
     def __init__(self, folder: ModelFolder, overrides: dict[str, Any]) -> None:
         super().__init__(folder, overrides)
         self.image_processor = folder.image_processor(overrides)
+        self.table = PixelTable(self.image_processor)
         self.processor_key = processor_key(type(self).__name__, self.image_processor.to_dict())
 
     def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
@@ -48,8 +47,7 @@ class Layout(ImageLayout):
         return self.item
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        out = self.image_processor.preprocess([image], return_tensors="np")
-        return {"pixel_values": np.ascontiguousarray(out["pixel_values"], dtype=np.float32)}
+        return {"pixel_values": self.table.stock_geometry(self.image_processor, [image])["pixel_values"]}
 
     def run(self, modality: Modality, size: ItemSize) -> Run:
         return Run.of_token(self.image_token_id, size.num_embeds)

@@ -23,6 +23,7 @@ from triptych.models.folder import ModelFolder
 from triptych.models.frames import FrameSampling, plan_frames
 from triptych.models.layouts import ImageLayout, Run, tower_flops
 from triptych.models.llava import intermediate_size, layers_of
+from triptych.models.pixels import resized
 from triptych.models.served import StockModel
 
 VIDEO_FRAMES = 32
@@ -123,9 +124,9 @@ class Layout(ImageLayout):
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         # beside a second picture the stock processor tiles none; a pixel is the cheapest second picture
         images: Any = [image] if self._is_tiled(options) else [[image, Image.new("RGB", (1, 1))]]
-        out = self.image_processor.preprocess(images, return_tensors="np")
+        out = self.table.stock_geometry(self.image_processor, images)
         size = np.array([[image.height, image.width]], dtype=np.int64)
-        return {"pixel_values": np.ascontiguousarray(out["pixel_values"][0], dtype=np.float32), "image_size": size}
+        return {"pixel_values": out["pixel_values"][0], "image_size": size}
 
     def process(self, decoded: Decoded, options: dict[str, Any]) -> ProcessedItem:
         if isinstance(decoded, DecodedVideo) and Modality.VIDEO in self.modalities:
@@ -137,15 +138,10 @@ class Layout(ImageLayout):
     def _process_video(self, decoded: DecodedVideo) -> ProcessedItem:
         """Frames are squeezed to one tile each."""
         side = int(self.config.vision_config.image_size)
-        resample = Image.Resampling(int(self.image_processor.resample))
-        tiles = [Image.fromarray(frame).resize((side, side), resample) for frame in decoded.frames]
-        scale, mean, std = (
-            np.asarray(getattr(self.image_processor, name), dtype=np.float32)
-            for name in ("rescale_factor", "image_mean", "image_std")
-        )
-        pixels = (np.stack([np.asarray(tile) for tile in tiles]).astype(np.float32) * scale - mean) / std
+        resample = self.image_processor.resample
+        tiles = [np.asarray(resized(Image.fromarray(frame), side, side, resample)) for frame in decoded.frames]
         size = self._video_size(len(tiles))
-        features = {"pixel_values": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))}
+        features = {"pixel_values": self.table.planes(np.stack(tiles))}
         return ProcessedItem(size, features, self.batch_key(size))
 
     def run(self, modality: Modality, size: ItemSize) -> Run:

@@ -22,6 +22,7 @@ from triptych.models.folder import ModelFolder
 from triptych.models.frames import FramePlan, FrameSampling, plan_frames
 from triptych.models.layouts import ImageLayout, Placed, Run, option_int, processor_key, tower_flops
 from triptych.models.mrope import GridRun, rope_positions
+from triptych.models.pixels import resized
 from triptych.models.served import StockModel
 
 LOW_DETAIL_PIXELS = 512 * 512
@@ -130,10 +131,18 @@ class Layout(ImageLayout):
     # pixels
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        low, high = self.pixel_limits(options)
-        size = {"shortest_edge": low, "longest_edge": high}
-        out = self.image_processor.preprocess([image], size=size, return_tensors="np")
-        return {"pixel_values": out["pixel_values"], "grid_thw": out["image_grid_thw"]}
+        height_px, width_px = self.resized(image.height, image.width, *self.pixel_limits(options))
+        patches = self.patches([image], height_px, width_px)
+        grid = np.array([[1, height_px // self.patch_px, width_px // self.patch_px]], dtype=np.int64)
+        return {"pixel_values": patches, "grid_thw": grid}
+
+    def patches(self, images: Sequence[Image.Image], height_px: int, width_px: int) -> npt.NDArray[np.float32]:
+        """Frames in order, `temporal` to a step, the last repeated: [steps * h * w, C * temporal * patch * patch]."""
+        resample = self.image_processor.resample
+        frames = np.stack([np.asarray(resized(image, height_px, width_px, resample)) for image in images])
+        missing = -len(frames) % self.temporal
+        planes = self.table.planes(np.concatenate([frames, np.repeat(frames[-1:], missing, axis=0)]))
+        return patchify(planes, self.patch_px, self.merge, self.temporal)
 
     def process(self, decoded: Decoded, options: dict[str, Any]) -> ProcessedItem:
         if isinstance(decoded, DecodedVideo) and Modality.VIDEO in self.modalities:
@@ -148,11 +157,8 @@ class Layout(ImageLayout):
         step_s = float(np.diff(decoded.times_s).mean()) if num_frames > 1 else 1.0
         plan = FramePlan(tuple(range(num_frames)), tuple(decoded.times_s.tolist()), step_s)
         size = self.video_size(height_px, width_px, plan, options)
-        target = (size.grid[2] * self.patch_px, size.grid[1] * self.patch_px)
-        resample = Image.Resampling(int(self.image_processor.resample))
-        images = [Image.fromarray(frame).resize(target, resample) for frame in decoded.frames]
-        out = self.image_processor.preprocess(images, do_resize=False, return_tensors="np")
-        patches = pair_frames(out["pixel_values"], num_frames, self.temporal)
+        images = [Image.fromarray(frame) for frame in decoded.frames]
+        patches = self.patches(images, size.grid[1] * self.patch_px, size.grid[2] * self.patch_px)
         features = {"pixel_values": patches, "grid_thw": np.array([size.grid], dtype=np.int64)}
         return ProcessedItem(size, features, self.batch_key(size))
 
@@ -196,16 +202,10 @@ class Served(StockModel):
         return positions.expand(3, -1)[:, None]
 
 
-def pair_frames(patches: npt.NDArray[np.float32], num_frames: int, temporal: int) -> npt.NDArray[np.float32]:
-    """Patches of single frames, each repeated over the temporal axis, to patches of `temporal` frames.
-
-    patches [F * n, C * temporal * p * p] -> [ceil(F / temporal) * n, C * temporal * p * p]; the last frame is repeated.
-    """
-    channels = 3
-    per_frame = patches.reshape(num_frames, -1, channels, temporal, patches.shape[1] // (channels * temporal))
-    single = per_frame[:, :, :, 0]  # [F, n, C, p * p]
-    missing = -num_frames % temporal
-    if missing:
-        single = np.concatenate([single, np.repeat(single[-1:], missing, axis=0)])
-    grouped = single.reshape(-1, temporal, *single.shape[1:])  # [T, temporal, n, C, p * p]
-    return np.ascontiguousarray(grouped.transpose(0, 2, 3, 1, 4)).reshape(-1, patches.shape[1])
+def patchify(planes: npt.NDArray[np.float32], patch: int, merge: int, temporal: int) -> npt.NDArray[np.float32]:
+    """[F, C, H, W] -> [F / temporal * h * w, C * temporal * patch * patch], patches of one merged cell together."""
+    frames, channels, height, width = planes.shape
+    h, w = height // patch, width // patch
+    split = planes.reshape(frames // temporal, temporal, channels, h // merge, merge, patch, w // merge, merge, patch)
+    ordered = split.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return np.ascontiguousarray(ordered).reshape(-1, channels * temporal * patch * patch)
