@@ -1,0 +1,216 @@
+"""Batches for tiny-vl: drawn scenes, their questions as packed token sequences, and dense targets.
+
+One sequence holds a picture once and many questions about it. Each question is a segment that sees the picture and
+itself only, at the positions it would have alone, so that one encoded picture teaches many single-turn answers.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tiny_vl_model import SPECIAL_IDS
+from tiny_vl_targets import dense_targets
+from tokenizers import Tokenizer
+
+from triptych.testing.scene_clips import clip_questions, draw_clip, frames_array
+from triptych.testing.scene_pairs import draw_pair, pair_questions
+from triptych.testing.scene_questions import questions
+from triptych.testing.scenes import draw_scene
+
+START, END = SPECIAL_IDS["<|im_start|>"], SPECIAL_IDS["<|im_end|>"]
+VISION_START, VISION_END = SPECIAL_IDS["<|vision_start|>"], SPECIAL_IDS["<|vision_end|>"]
+IMAGE_PAD, VIDEO_PAD = SPECIAL_IDS["<|image_pad|>"], SPECIAL_IDS["<|video_pad|>"]
+SYSTEM = "You are a helpful assistant."
+
+
+@dataclass
+class Batch:
+    """Arrays of one training step; every picture has the same size, every sequence the same number of visual tokens."""
+
+    kind: str
+    frames: np.ndarray  # [B*n, F, H, W, 3] uint8
+    ids: np.ndarray  # [B, L]
+    positions: np.ndarray  # [3, B, L]
+    segments: np.ndarray  # [B, L] 0 is shared, -1 is padding
+    weights: np.ndarray  # [B, L] loss weight of predicting this token from the one before
+    targets: tuple[np.ndarray, ...]
+    asked: list[tuple[str, int, int, int]] = field(default_factory=list)  # kind, row, first and last+1 answer token
+
+
+class Words:
+    """The tokenizer, with what it said before remembered."""
+
+    def __init__(self, folder: Path):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.ids = functools.lru_cache(200_000)(
+            lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+        )
+        self.user = (START, *self.ids("user\n"))
+        self.answer = (END, *self.ids("\n"), START, *self.ids("assistant\n"))
+        self.again = (*self.ids("\n"), START, *self.ids("user\n"))
+        self.system = (START, *self.ids("system\n" + SYSTEM), END, *self.ids("\n"))
+
+
+class Sequence:
+    """Builds one row: tokens, three-axis positions, segments, loss weights."""
+
+    def __init__(self):
+        self.ids, self.positions, self.segments, self.weights = [], [], [], []
+        self.next_position, self.segment, self.asked = 0, 0, []
+
+    def text(self, ids, weight: float = 0.0) -> None:
+        for token in ids:
+            self.ids.append(token)
+            self.positions.append((self.next_position,) * 3)
+            self.segments.append(self.segment)
+            self.weights.append(weight)
+            self.next_position += 1
+
+    def vision(self, num_steps: int, gh: int, gw: int, interval: int, pad_id: int) -> None:
+        self.text((VISION_START,))
+        at = self.next_position
+        for step in range(num_steps):
+            for row in range(gh):
+                for column in range(gw):
+                    self.positions.append((at + step * interval, at + row, at + column))
+        count = num_steps * gh * gw
+        self.ids += [pad_id] * count
+        self.segments += [self.segment] * count
+        self.weights += [0.0] * count
+        self.next_position = at + max(gh, gw)
+        self.text((VISION_END,))
+
+    def exchange(self, words: Words, question, before: tuple[int, ...] = ()) -> None:
+        answer = (*words.ids(question.answer), END)
+        self.text((*before, *words.ids(question.text), *words.answer))
+        self.asked.append((question.kind, len(self.ids), len(self.ids) + len(answer)))
+        self.text(answer, len(answer) ** -0.5)
+
+
+def question_tokens(words: Words, question) -> int:
+    return len(words.ids(question.text)) + len(words.ids(question.answer)) + 12
+
+
+def build(words: Words, rng: random.Random, asked, visions, budget_tokens: int) -> Sequence:
+    """A row: pictures first then independent questions, or one conversation of several turns."""
+    row = Sequence()
+    if rng.random() < 0.08:
+        row.text(words.system)
+    row.text(words.user)
+    conversation = rng.random() < 0.25
+    if conversation and len(visions) == 1 and rng.random() < 0.5:  # the question stands before the picture
+        first, *asked = asked
+        row.text(words.ids(first.text))
+        row.vision(*visions[0])
+        row.exchange(words, type(first)(first.kind, "", first.answer))
+    else:
+        for vision in visions:
+            row.vision(*vision)
+        if conversation:
+            first, *asked = asked
+            row.exchange(words, first)
+    start, shared_position = len(row.ids), row.next_position
+    for question in asked:
+        if len(row.ids) - start + question_tokens(words, question) > budget_tokens:
+            continue
+        if conversation:
+            row.exchange(words, question, words.again)
+        else:
+            row.segment, row.next_position = row.segment + 1, shared_position
+            row.exchange(words, question)
+    return row
+
+
+def stack(kind: str, rows: list[Sequence], frames, targets) -> Batch:
+    longest = -(-max(len(row.ids) for row in rows) // 8) * 8
+    ids = np.zeros((len(rows), longest), np.int64)
+    positions = np.zeros((3, len(rows), longest), np.int64)
+    segments = np.full((len(rows), longest), -1, np.int32)
+    weights = np.zeros((len(rows), longest), np.float32)
+    asked = []
+    for index, row in enumerate(rows):
+        size = len(row.ids)
+        ids[index, :size], segments[index, :size], weights[index, :size] = row.ids, row.segments, row.weights
+        positions[:, index, :size] = np.asarray(row.positions).T
+        asked += [(name, index, first, last) for name, first, last in row.asked]
+    return Batch(kind, frames, ids, positions, segments, weights, targets, asked)
+
+
+def stack_targets(scenes) -> tuple[np.ndarray, ...]:
+    return tuple(np.stack(part) for part in zip(*(dense_targets(scene) for scene in scenes), strict=True))
+
+
+def still_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, faces=None, kinds=None) -> Batch:
+    rows, scenes = [], []
+    for _ in range(num_rows):
+        scene = draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice((0, 0, 0, 1, 1, 2)), faces=faces)
+        asked = questions(scene, rng, budget_tokens // 16, kinds)
+        scenes.append(scene)
+        rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)], budget_tokens))
+    frames = np.stack([np.asarray(scene.image) for scene in scenes])[:, None]
+    return stack("still", rows, frames, stack_targets(scenes))
+
+
+def pair_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, faces=None) -> Batch:
+    rows, scenes = [], []
+    for _ in range(num_rows):
+        first, second, change = draw_pair(rng, (gw * 28, gh * 28), faces)
+        asked = pair_questions(first, second, change, rng, budget_tokens // 20)
+        scenes += [first, second]
+        rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)] * 2, budget_tokens))
+    frames = np.stack([np.asarray(scene.image) for scene in scenes])[:, None]
+    return stack("pair", rows, frames, stack_targets(scenes))
+
+
+def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, num_frames: int) -> Batch:
+    rows, scenes, frames = [], [], []
+    for _ in range(num_rows):
+        clip = draw_clip(rng, (gw * 28, gh * 28), num_frames)
+        asked = clip_questions(clip, rng, budget_tokens // 20)
+        scenes += clip.scenes[1::2]
+        frames.append(frames_array(clip).reshape(num_frames // 2, 2, gh * 28, gw * 28, 3))
+        vision = (num_frames // 2, gh, gw, rng.choice((1, 2, 2, 2, 4)), VIDEO_PAD)
+        rows.append(build(words, rng, asked, [vision], budget_tokens))
+    return stack("clip", rows, np.concatenate(frames), stack_targets(scenes))
+
+
+EASY = ("count", "color", "shape", "exists", "place", "list", "text", "background")
+FIRST = ("list",) * 4 + EASY
+SMALL = ((3, 3), (3, 4), (4, 3), (4, 4))
+
+
+def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
+    """The curriculum: small pictures and lists, plain questions, everything, then more of the large and the long."""
+    if step < 300:
+        gh, gw = rng.choice(SMALL)
+        return still_batch(words, rng, gh, gw, 40, 72, faces, FIRST if step < 150 else EASY)
+    draw = rng.random()
+    if step >= 500 and draw < 0.2:
+        gh, gw = rng.choice(SMALL)
+        num_frames = rng.choice((4, 4, 6, 8))
+        return clip_batch(words, rng, gh, gw, max(8, 1200 // (gh * gw * num_frames)), 80, num_frames)
+    if step >= 500 and draw < 0.32:
+        gh, gw = rng.choice(SMALL)
+        return pair_batch(words, rng, gh, gw, 280 // (gh * gw), 80, faces)
+    if step >= 1200 and draw < 0.36:
+        gh, gw = rng.randint(9, 14), rng.randint(9, 14)
+        return still_batch(words, rng, gh, gw, max(3, 600 // (gh * gw)), 200, faces)
+    longest = rng.choice((3, 4, 4, 5, 6) if step < 1200 else (4, 4, 5, 6, 8, 10))
+    gh, gw = rng.randint(2 if longest > 4 else 3, longest), rng.randint(2 if longest > 4 else 3, longest)
+    return still_batch(words, rng, gh, gw, min(40, max(6, 560 // (gh * gw))), 110 if gh * gw < 40 else 160, faces)
+
+
+def held_out(words, seed: int = 10_000_019) -> list[Batch]:
+    """The sample that training is watched by: never drawn in training, whose seeds are smaller."""
+    rng = random.Random(seed)
+    return [
+        still_batch(words, rng, 4, 4, 48, 100),
+        still_batch(words, rng, 4, 6, 24, 100),
+        still_batch(words, rng, 8, 7, 12, 140),
+        pair_batch(words, rng, 4, 4, 16, 80),
+        clip_batch(words, rng, 4, 4, 16, 80, 6),
+    ]

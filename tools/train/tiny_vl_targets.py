@@ -1,0 +1,39 @@
+"""Dense targets of a drawn scene: per merged visual token, what has its centre in which part of it."""
+
+from __future__ import annotations
+
+import string
+
+import numpy as np
+
+from triptych.testing.scene_paint import COLOURS, SHAPES
+
+CHARS = string.ascii_uppercase + string.digits
+SHAPE_ID = {name: index + 1 for index, name in enumerate(SHAPES)}
+COLOUR_ID = {name: index for index, name in enumerate(COLOURS)}
+CHAR_ID = {char: index + 1 for index, char in enumerate(CHARS)}
+NUM_SHAPES, NUM_COLOURS, NUM_CHARS = len(SHAPES) + 1, len(COLOURS), len(CHARS) + 1
+TOKEN_PX = 28
+
+
+def dense_targets(scene) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Shape [G, 4] and colour [G, 4] by 14-pixel patch, character [G, 8] by 7 by 14 pixels."""
+    gh, gw = scene.height_px // TOKEN_PX, scene.width_px // TOKEN_PX
+    shape = np.zeros((gh * gw, 4), np.int64)
+    colour = np.full((gh * gw, 4), -100, np.int64)
+    char = np.zeros((gh * gw, 8), np.int64)
+    for thing in scene.objects:
+        token, part = slot(thing.x_px, thing.y_px, gh, gw, 2)
+        shape[token, part], colour[token, part] = SHAPE_ID[thing.shape], COLOUR_ID[thing.colour]
+    for text in scene.texts:
+        for letter, (x_px, y_px) in zip(text.text, text.centres_px(), strict=True):
+            token, part = slot(x_px, y_px, gh, gw, 4)
+            char[token, part] = CHAR_ID[letter]
+    return shape, colour, char
+
+
+def slot(x_px: float, y_px: float, gh: int, gw: int, columns: int) -> tuple[int, int]:
+    """The merged token a point lies in, and which of its two rows and `columns` columns."""
+    x, y = min(max(x_px, 0), gw * TOKEN_PX - 1), min(max(y_px, 0), gh * TOKEN_PX - 1)
+    token = int(y // TOKEN_PX) * gw + int(x // TOKEN_PX)
+    return token, int(y % TOKEN_PX // 14) * columns + int(x % TOKEN_PX * columns // TOKEN_PX)

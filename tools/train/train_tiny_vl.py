@@ -1,0 +1,190 @@
+"""Trains tiny-vl from a tower checkpoint, or goes on from its own last one.
+
+    python tools/train/train_tiny_vl.py --out DIR --until 19:35
+
+`DIR/last.pt` is written every few minutes, so that the run may be stopped and started with other data at any time. The
+rate is flat, then falls linearly over the last `--decay-minutes` before `--until`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import multiprocessing as mp
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tiny_vl_data import IMAGE_PAD, VIDEO_PAD, Words, held_out, next_batch
+from tiny_vl_model import DenseHeads, decode, encode, make_model
+from tiny_vl_optim import RunningMean, choose_threads, make_optimizers
+from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES
+
+from triptych.testing.scene_text import FACES
+
+FOLDER = Path(__file__).parents[2] / "src/triptych/zoo/tiny-vl"
+
+
+def feed(queue, seed: int, step: int, faces) -> None:
+    words, rng = Words(FOLDER), random.Random(seed)
+    while True:
+        queue.put(next_batch(words, rng, step, faces))
+        step += 1
+
+
+def forward(model, batch):
+    """Hidden states [B, L, D], the merged tokens, and the hidden states of the visual tokens in an early layer."""
+    tokens = encode(model.model.visual, torch.from_numpy(batch.frames))
+    ids, segments = torch.from_numpy(batch.ids), torch.from_numpy(batch.segments)
+    is_vision = (ids == IMAGE_PAD) | (ids == VIDEO_PAD)
+    x = model.model.language_model.embed_tokens(ids)
+    x = x.index_put((is_vision,), tokens.flatten(0, 1).to(x.dtype))
+    length = ids.shape[1]
+    allowed = (segments[:, None, :] == segments[:, :, None]) | (segments[:, None, :] == 0)
+    allowed &= torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -1e4)[:, None]
+    hidden, tap = decode(model.model.language_model, x, torch.from_numpy(batch.positions), mask)
+    return hidden, tokens, tap[is_vision].view(*tokens.shape)
+
+
+def answer_logits(model, hidden, batch):
+    """Logits at the tokens before an answer token, with what should come and how much it weighs."""
+    weights = torch.from_numpy(batch.weights)[:, 1:]
+    wanted = weights > 0
+    logits = F.linear(hidden[:, :-1][wanted], model.lm_head.weight)
+    return logits, torch.from_numpy(batch.ids)[:, 1:][wanted], weights[wanted]
+
+
+def places(batch):
+    gh, gw = batch.frames.shape[2] // 28, batch.frames.shape[3] // 28
+    y, x = torch.meshgrid(torch.arange(gh), torch.arange(gw), indexing="ij")
+    place = torch.stack(((x + 0.5) / gw, (y + 0.5) / gh, x / 16, y / 16), -1).view(1, -1, 4)
+    return place.expand(batch.frames.shape[0], -1, -1)
+
+
+def losses(model, heads, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden, tokens, tap = forward(model, batch)
+        dense = sum(heads.vision_loss(tokens, *map(torch.from_numpy, batch.targets)))
+        place = heads.place_loss(tap, places(batch))
+        logits, labels, weights = answer_logits(model, hidden, batch)
+    nll = F.cross_entropy(logits.float(), labels, reduction="none")
+    return (nll * weights).sum() / weights.sum(), dense, place
+
+
+@torch.no_grad()
+def evaluate(model, batches) -> dict[str, tuple[int, int]]:
+    """Answers whose every token is the most likely one, by kind: what greedy decoding would get exactly right."""
+    score: dict[str, list[int]] = {}
+    for batch in batches:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden, _, _ = forward(model, batch)
+            logits, labels, _ = answer_logits(model, hidden, batch)
+        right = np.ones(batch.ids.shape, bool)
+        right[:, 1:][batch.weights[:, 1:] > 0] = (logits.argmax(-1) == labels).numpy()
+        for kind, row, first, last in batch.asked:
+            hit = score.setdefault(kind, [0, 0])
+            hit[0] += right[row, first:last].all()
+            hit[1] += 1
+        whole = score.setdefault(f"= {batch.kind} {batch.frames.shape[2]}x{batch.frames.shape[3]}", [0, 0])
+        whole[0] += sum(right[row, first:last].all() for _, row, first, last in batch.asked)
+        whole[1] += len(batch.asked)
+    return {kind: (int(hit), num) for kind, (hit, num) in score.items()}
+
+
+def save(path: Path, **state) -> None:
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").rename(path)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--until", required=True, help="local time HH:MM at which to stop")
+    parser.add_argument("--decay-minutes", type=float, default=35)
+    parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--faces", nargs="*", default=(), help="further TrueType files to write words with")
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+def seconds_left(until: str) -> float:
+    hour, minute = map(int, until.split(":"))
+    now = datetime.datetime.now()
+    return (now.replace(hour=hour, minute=minute, second=0) - now).total_seconds()
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    model, heads = make_model(), DenseHeads(192, NUM_SHAPES, NUM_COLOURS, NUM_CHARS)
+    last = args.out / "last.pt"
+    state = torch.load(last if last.exists() else args.out / "tower.pt", weights_only=True)
+    model.load_state_dict(state["model"])
+    heads.load_state_dict(state["heads"])
+    optimizers, mean, step = make_optimizers(model, heads, args.lr), RunningMean(model), state["step"]
+    if "optimizers" in state:
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        mean.weights, mean.steps = state["mean"], step
+    queue = mp.Queue(maxsize=6)
+    faces = FACES * 2 + tuple(args.faces)
+    mp.Process(target=feed, args=(queue, 1000 + step, step, faces), daemon=True).start()
+    loop(args, model, heads, optimizers, mean, step, queue)
+
+
+def loop(args, model, heads, optimizers, mean, step, queue) -> None:
+    batches, judge, seen, start, first = held_out(Words(FOLDER)), make_model(), [], time.time(), step
+    while (left_s := seconds_left(args.until)) > 0:
+        if step % 5 == 0:
+            torch.set_num_threads(choose_threads(args.threads))
+        rate = args.lr * min(1.0, (step + 1) / 50, left_s / 60 / args.decay_minutes + 0.01)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = rate
+        answer, dense, place = losses(model, heads, queue.get())
+        (answer + (0.5 if step < 500 else 0.15) * dense + place).backward()
+        torch.nn.utils.clip_grad_norm_([*model.parameters(), *heads.parameters()], 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        mean.update(model)
+        step += 1
+        seen.append((answer.item(), dense.item(), place.item()))
+        if step % 25 == 0:
+            means = " ".join(f"{value:.4f}" for value in np.mean(seen[-25:], 0))
+            print(
+                f"{step} {(time.time() - start) / (step - first):.2f} s/step, lr {rate:.1e}, loss {means}", flush=True
+            )
+        if step % 200 == 0:
+            judge.load_state_dict(mean.weights)
+            report(args.out, step, evaluate(judge, batches))
+        if step % 50 == 0:
+            keep(args.out, model, heads, optimizers, mean, step)
+    keep(args.out, model, heads, optimizers, mean, step)
+    judge.load_state_dict(mean.weights)
+    report(args.out, step, evaluate(judge, batches))
+
+
+def keep(out: Path, model, heads, optimizers, mean, step) -> None:
+    save(
+        out / "last.pt",
+        model=model.state_dict(),
+        heads=heads.state_dict(),
+        optimizers=[optimizer.state_dict() for optimizer in optimizers],
+        mean=mean.weights,
+        step=step,
+    )
+
+
+def report(out: Path, step: int, score) -> None:
+    line = ", ".join(f"{kind} {hit / num:.2f}" for kind, (hit, num) in sorted(score.items()))
+    print(f"{step} held out: {line}", flush=True)
+    with (out / "curve.txt").open("a") as curve:
+        curve.write(f"{step} {line}\n")
+
+
+if __name__ == "__main__":
+    main()
