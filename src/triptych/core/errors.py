@@ -7,7 +7,8 @@ TriptychError
 │   ├── PromptRefused           template, role order, empty or too long a prompt
 │   ├── UnknownMediaId          an alias without content that this tenant never sent
 │   ├── EmbeddingsRefused       precomputed embeddings of the wrong shape, dtype, count, revision
-│   └── UnknownModel            no such model here
+│   ├── UnknownModel            no such model here
+│   └── NotFound                no such job, picture or other thing by this id, for this tenant
 ├── BudgetExceeded              names the limit, its value and the request's value
 ├── ForbiddenSource             a URL, path or address that the policy refuses
 ├── SourceUnavailable           the upstream answered with an error, or not at all
@@ -69,6 +70,10 @@ class EmbeddingsRefused(InvalidRequest):
 
 class UnknownModel(InvalidRequest):
     code = "model_not_found"
+
+
+class NotFound(InvalidRequest):
+    code = "not_found"
 
 
 class BudgetExceeded(TriptychError):

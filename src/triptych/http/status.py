@@ -15,6 +15,7 @@ from triptych.core.errors import (
     ForbiddenSource,
     InternalError,
     InvalidRequest,
+    NotFound,
     Overloaded,
     RateLimited,
     SourceTimeout,
@@ -29,6 +30,7 @@ STATUS: dict[type[TriptychError], int] = {
     InvalidRequest: 400,  # and its leaves, but for:
     UnsupportedMedia: 422,
     UnknownModel: 404,
+    NotFound: 404,
     BudgetExceeded: 413,
     ForbiddenSource: 403,
     SourceUnavailable: 424,

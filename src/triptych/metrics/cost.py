@@ -60,6 +60,7 @@ class CostRecord(msgspec.Struct):
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
     total_ms: float = 0.0
+    generated: dict[str, float] = {}  # pictures, width_px, height_px, frames, steps, guidance_scale, branches
     caches: dict[str, float] = {}  # encoder_hits, encoder_misses, processor_hits, processor_misses, ...
 
     def log_line(self) -> str:

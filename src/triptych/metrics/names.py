@@ -95,6 +95,14 @@ STATE_METRICS = (
     Metric("kv_bytes_total", Kind.GAUGE, "bytes", "memory of the KV cache", ("model",)),
     Metric("decode_workers_busy", Kind.GAUGE, "workers", "media decode workers at work", ("model",)),
     Metric("decode_workers", Kind.GAUGE, "workers", "media decode workers there are", ("model",)),
+    Metric("media_decode_busy_ms", Kind.COUNTER, "ms", "time the decode workers were at work", ("model",)),
+    Metric("media_decodes", Kind.COUNTER, "items", "items decoded", ("model",)),
+    Metric("media_decodes_joined", Kind.COUNTER, "items", "items that shared another request's decode", ("model",)),
+    Metric("media_fetches", Kind.COUNTER, "requests", "requests to sources of media", ("model",)),
+    Metric("media_fetches_joined", Kind.COUNTER, "items", "items that shared another request's fetch", ("model",)),
+    Metric("media_fetched_bytes", Kind.COUNTER, "bytes", "bytes read from sources of media", ("model",)),
+    Metric("media_sources_refused", Kind.COUNTER, "requests", "sources that the policy refused", ("model",)),
+    Metric("engine_restarts", Kind.COUNTER, "restarts", "engine processes started again", ("model",)),
     Metric("device_memory_used_bytes", Kind.GAUGE, "bytes", "memory used by the engine on its device", ("model",)),
     Metric("device_memory_total_bytes", Kind.GAUGE, "bytes", "memory of the engine's device", ("model",)),
     Metric("engine_up", Kind.GAUGE, "bool", "1 when the engine answers", ("model",)),
@@ -105,6 +113,15 @@ STATE_METRICS = (
     Metric("prefix_cache_queried_tokens", Kind.COUNTER, "tokens", "prompt tokens looked up in it", ("model",)),
     Metric("engine_steps", Kind.COUNTER, "steps", "engine steps run", ("model",)),
     Metric("engine_busy_ms", Kind.COUNTER, "ms", "time the engine spent in steps", ("model",)),
+    Metric("generated_pictures", Kind.COUNTER, "pictures", "pictures and clips made", ("model",)),
+    Metric("generated_frames", Kind.COUNTER, "frames", "frames made, a picture being one", ("model",)),
+    Metric("generated_pixels", Kind.COUNTER, "pixels", "pixels made, over all frames", ("model",)),
+    Metric(
+        "generate_row_steps", Kind.COUNTER, "rows", "rows over all steps; by engine_steps, the mean batch", ("model",)
+    ),
+    Metric("generate_tiled_decodes", Kind.COUNTER, "decodes", "decodes done in tiles for want of memory", ("model",)),
+    Metric("generate_refused_queue_full", Kind.COUNTER, "requests", "refused because the queue was full", ("model",)),
+    Metric("generate_in_flight", Kind.GAUGE, "pictures", "accepted and not yet ended", ("model",)),
 )
 
 CACHE_METRICS = (
@@ -119,7 +136,26 @@ CACHE_METRICS = (
     ),
 )
 
-METRICS = STAGE_METRICS + LATENCY_METRICS + TRAFFIC_METRICS + STATE_METRICS + CACHE_METRICS
+_BY_WORK = ("model", "pixels", "frames", "steps", "branches")
+
+GENERATE_METRICS = (
+    *(
+        Metric(name, Kind.HISTOGRAM, "ms", what, _BY_WORK, STAGE_BUCKETS_MS)
+        for name, what in (
+            ("generate_encode_queue_ms", "waiting for the text encoder"),
+            ("text_encode_ms", "text encoder, latent and timesteps of one picture"),
+            ("denoise_queue_ms", "waiting for the first denoising step"),
+            ("denoise_ms", "first to last denoising step of one picture, turns of others included"),
+            ("generate_decode_queue_ms", "waiting for the VAE"),
+            ("vae_decode_ms", "VAE decode of one picture or clip"),
+            ("step_ms", "mean denoising step that one picture was in"),
+            ("first_preview_ms", "arrival to the first preview"),
+            ("generate_ms", "arrival to the picture, end to end"),
+        )
+    ),
+)
+
+METRICS = STAGE_METRICS + LATENCY_METRICS + TRAFFIC_METRICS + STATE_METRICS + CACHE_METRICS + GENERATE_METRICS
 BY_NAME = {metric.name: metric for metric in METRICS}
 
 CACHES = ("processor", "encoder", "prefix")  # F4: never mixed; others (media_alias, fetch) may be reported beside them
@@ -145,6 +181,7 @@ _RENAMED = {
     "num_running": ("running", {}),
     "num_preemptions": ("preemptions", {}),
     "kv_blocks": ("kv_blocks_total", {}),
+    "num_restarts": ("engine_restarts", {}),
 }
 
 
