@@ -34,7 +34,7 @@ class Embeds:
 
     @property
     def num_embeds(self) -> int:
-        return self.values.shape[0]
+        return len(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ def read_embeds(
     """Check and read. Without `header`, `data` is a safetensors file of one tensor; with it, the tensor's raw bytes.
 
     The tensor is [N, embed_width], or [1, N, embed_width], of F32, F16 or BF16; N is at most `max_embeds`, and equal to
-    `num_embeds` where that is known. Its metadata names the model's revision (`model_revision`, hexadecimal, at least 16
-    characters of it), and may state a `grid` ("1,16,16"). Raises EmbeddingsRefused, BudgetExceeded (`max_item_bytes`).
+    `num_embeds` where that is known. Its metadata names the model's revision (`model_revision`, hexadecimal, at least
+    16 characters of it), and may state a `grid` ("1,16,16"). Raises EmbeddingsRefused,
+    BudgetExceeded (`max_item_bytes`).
     """
     try:
         if len(data) > max_bytes:
