@@ -67,7 +67,7 @@ def test_straight_to_tile_is_close(tmp_path):
         layout.process(decoded, {"image_splitting": False}).features["pixel_values"] for layout in (exact, straight)
     )
 
-    assert np.abs(one - other).mean() < 0.02
+    assert np.abs(one - other).mean() < 0.05
     assert exact.processor_key != straight.processor_key
 
 

@@ -2,13 +2,16 @@
 
 import asyncio
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from triptych.core.config import Tier
-from triptych.core.errors import BudgetExceeded, InvalidMedia, InvalidRequest, PromptRefused
+from triptych.core.errors import BudgetExceeded, EmbeddingsRefused, InvalidMedia, InvalidRequest, PromptRefused
 from triptych.core.media import MediaRef, Modality
 from triptych.core.sampling import SamplingParams
 from triptych.core.stages import Stage, StageClock
+from triptych.prompt import EmbedsPart
 from triptych.prompt.builder import load_prompt_builder
 
 from .conftest import picture
@@ -190,3 +193,39 @@ async def test_media_placeholder_in_a_completion_is_refused(builder, clock):
             arrival_s=1.0,
             clock=StageClock(clock.now_s()),
         )
+
+
+def embeds(builder, grid="1,4,6", rows=6, revision=None, width=None):
+    metadata = {"model_revision": (revision or builder.info.revision).hex(), "grid": grid}
+    values = np.random.default_rng(0).standard_normal((rows, width or builder.info.embed_width)).astype(np.float32)
+    return EmbedsPart(save({"embeds": values}, metadata), param="messages.0.content.0")
+
+
+async def test_precomputed_embeddings_take_the_place_of_a_picture(prepare, builder, media):
+    """They have a span and positions like a picture of their grid, and nothing is fetched or decoded."""
+    request = await prepare(ask(embeds(builder), "how many", picture("60x60#1")))
+    item, span = request.items[0], request.spans[0]
+
+    assert (item.num_embeds, item.features) == (6, None)
+    assert (span.length, span.item_idx) == (6, 0)
+    assert np.array_equal(item.embeds, np.random.default_rng(0).standard_normal(item.embeds.shape).astype(np.float32))
+    assert request.items[1].features is not None
+    assert media.num_decoded == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (dict(rows=5), "has 6 embeddings, got 5"),
+        (dict(grid="1,3,6"), "multiples of 2"),
+        (dict(grid="2,4,6", rows=12), "1,h,w"),
+        (dict(revision=b"0" * 32), "model_revision"),
+        (dict(width=7), "32 wide, got 7"),
+    ],
+)
+async def test_wrong_embeddings_are_refused_by_name(prepare, builder, changes, match):
+    """Count, grid, revision and width are checked before admission; the error names the part."""
+    with pytest.raises(EmbeddingsRefused, match=match) as raised:
+        await prepare(ask(embeds(builder, **changes)))
+
+    assert raised.value.param == "messages.0.content.0"

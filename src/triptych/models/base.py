@@ -77,6 +77,10 @@ class Layout(Protocol):
         """Options that follow from what else the request holds; an item's own options go before them."""
         ...
 
+    def sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        """Of embeddings that the caller computed. Raises EmbeddingsRefused where no item here has that size."""
+        ...
+
     def decode_spec(self, header: MediaHeader, options: dict[str, Any]) -> DecodeSpec: ...
 
     def size(self, header: MediaHeader, options: dict[str, Any]) -> ItemSize:

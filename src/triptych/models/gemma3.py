@@ -16,7 +16,7 @@ from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
-from triptych.models.layouts import ImageLayout, Run, tower_flops
+from triptych.models.layouts import ImageLayout, Run, sent_tiles, tower_flops
 from triptych.models.llava import layers_of, output_px
 from triptych.models.served import StockModel
 
@@ -42,6 +42,10 @@ class Layout(ImageLayout):
         self._run_ids = lru_cache(maxsize=1)(self._tokenise_run)
 
     def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:
+        return self.item
+
+    def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        sent_tiles(num_embeds, self.item.num_embeds, 1)
         return self.item
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:

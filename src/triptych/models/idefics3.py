@@ -19,12 +19,12 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import (
     _resize_output_size_scale_below_upper_bound,
 )
 
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import EmbeddingsRefused, InvalidRequest
 from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
-from triptych.models.layouts import ImageLayout, Run, option_int, processor_key, tower_flops
+from triptych.models.layouts import ImageLayout, Run, option_int, processor_key, sent_tiles, tower_flops
 from triptych.models.pixels import resized
 from triptych.models.served import StockModel
 
@@ -93,6 +93,14 @@ class Layout(ImageLayout):
         if not isinstance(splits, bool):
             raise InvalidRequest(f"media option image_splitting must be true or false, got {splits!r}")
         return splits
+
+    def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        """`grid` is (rows, columns); without one, a single tile."""
+        rows, columns = grid if len(grid) == 2 else (0, 0)
+        if max(rows, columns) * self.tile_px > MAX_IMAGE_SIZE or (rows == 0) != (columns == 0):
+            raise EmbeddingsRefused(f"no picture is split into {rows} rows and {columns} columns of tiles here")
+        tiles = sent_tiles(num_embeds, self.embeds_a_tile, rows * columns + 1)
+        return ItemSize(num_embeds, tiles * self.patches_a_tile, (rows, columns))
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         resample, tile = self.image_processor.resample, self.tile_px

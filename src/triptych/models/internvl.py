@@ -16,7 +16,7 @@ from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
-from triptych.models.layouts import ImageLayout, Run, option_int, tower_flops
+from triptych.models.layouts import ImageLayout, Run, option_int, sent_tiles, tower_flops
 from triptych.models.llava import layers_of, output_px
 from triptych.models.served import StockModel
 
@@ -61,6 +61,10 @@ class Layout(ImageLayout):
 
     def _limit(self, options: dict[str, Any]) -> int:
         return option_int(options, "max_patches", 1 if options.get("detail") == "low" else self.max_tiles)
+
+    def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        tiles = sent_tiles(num_embeds, self.embeds_a_tile)
+        return ItemSize(num_embeds, tiles * (self.patches_a_tile + 1), (1, tiles))
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         limit = self._limit(options)

@@ -16,7 +16,7 @@ from blake3 import blake3
 from PIL import Image
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from triptych.core.errors import InvalidMedia, InvalidRequest, PromptRefused, UnsupportedMedia
+from triptych.core.errors import EmbeddingsRefused, InvalidMedia, InvalidRequest, PromptRefused, UnsupportedMedia
 from triptych.core.media import Decoded, DecodedImage, DecodeSpec, MediaHeader, Modality
 from triptych.core.prepared import Span
 from triptych.models.base import Expanded, ItemSize, ProcessedItem
@@ -90,6 +90,15 @@ class TextLayout:
     def request_options(self, modalities: Sequence[Modality]) -> dict[str, Any]:
         """Options that follow from what else the request holds; an item's own options go before them."""
         return {}
+
+    def sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        """Of embeddings that the caller computed, by the same rules as for media. Raises EmbeddingsRefused."""
+        if modality not in self.modalities:
+            raise EmbeddingsRefused(f"{self.folder.architecture} has no embeddings of {modality.value}")
+        return self._sent_size(modality, num_embeds, grid)
+
+    def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        raise NotImplementedError
 
     def decode_spec(self, header: MediaHeader, options: dict[str, Any]) -> DecodeSpec:
         return DecodeSpec()
@@ -204,6 +213,15 @@ def option_int(options: dict[str, Any], name: str, default: int, low: int = 1) -
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise InvalidRequest(f"media option {name} must be a whole number of at least {low}, got {value!r}")
     return value
+
+
+def sent_tiles(num_embeds: int, embeds_a_tile: int, num_tiles: int | None = None) -> int:
+    """How many tiles the caller's embeddings are. Raises EmbeddingsRefused unless they are whole, and `num_tiles`."""
+    tiles, left = divmod(num_embeds, embeds_a_tile)
+    if left or tiles < 1 or tiles != (num_tiles or tiles):
+        wanted = f"{num_tiles or 'whole'} tiles of {embeds_a_tile}"
+        raise EmbeddingsRefused(f"embeddings of a picture come in {wanted}, got {num_embeds}")
+    return tiles
 
 
 def processor_key(name: str, *parameters: dict[str, Any]) -> bytes:

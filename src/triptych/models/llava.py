@@ -16,7 +16,7 @@ from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
-from triptych.models.layouts import ImageLayout, Run, tower_flops
+from triptych.models.layouts import ImageLayout, Run, sent_tiles, tower_flops
 from triptych.models.served import StockModel
 
 TOWERS_WITH_CLASS_TOKEN = frozenset({"clip_vision_model", "dinov2", "vit"})
@@ -44,6 +44,10 @@ class Layout(ImageLayout):
         return self.placeholders[modality] + "\n"
 
     def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:
+        return self.item
+
+    def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        sent_tiles(num_embeds, self.item.num_embeds, 1)
         return self.item
 
     def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:

@@ -100,6 +100,9 @@ class Layout(ImageLayout):
             high, wide = int(high // ratio), int(wide // ratio)
         return high * wide, high
 
+    def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        return ItemSize(num_embeds, num_embeds)
+
     def _video_size(self, num_frames: int) -> ItemSize:
         pooled = ceil(self.side / 2)
         return self._item(num_frames * pooled**2 + 1, num_frames, (num_frames,))

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask
 
-from triptych.core.errors import BudgetExceeded, InvalidMedia, InvalidRequest, UnsupportedMedia
+from triptych.core.errors import BudgetExceeded, EmbeddingsRefused, InvalidMedia, InvalidRequest, UnsupportedMedia
 from triptych.core.media import Decoded, DecodedAudio, DecodeSpec, MediaHeader, Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize, ProcessedItem
@@ -67,6 +67,12 @@ class Layout(TextLayout):
         window = int(audio.max_source_positions)
         cost = tower_flops(window, window, audio.d_model, audio.encoder_ffn_dim, audio.encoder_layers)
         return ItemSize(num_embeds, window, (frames,), cost)
+
+    def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        most = int(self.config.audio_config.max_source_positions) // 2
+        if num_embeds > most:
+            raise EmbeddingsRefused(f"a sound has at most {most} embeddings here, got {num_embeds}")
+        return ItemSize(num_embeds, num_embeds * 2)
 
     def process(self, decoded: Decoded, options: dict[str, Any]) -> ProcessedItem:
         if not isinstance(decoded, DecodedAudio):

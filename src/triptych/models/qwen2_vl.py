@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from triptych.core.errors import InvalidMedia, UnsupportedMedia
+from triptych.core.errors import EmbeddingsRefused, InvalidMedia, UnsupportedMedia
 from triptych.core.media import Decoded, DecodedImage, DecodedVideo, DecodeSpec, MediaHeader, Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models import frames
@@ -100,6 +101,22 @@ class Layout(ImageLayout):
     def step_times_s(self, plan: FramePlan, steps: int) -> tuple[float, ...]:
         """Seconds of each temporal step: equally spaced, as the stock processor counts them."""
         return tuple(step * plan.interval_s * self.temporal for step in range(steps))
+
+    def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
+        """`grid` is (t, h, w) in patches, as positions need it."""
+        if len(grid) != 3 or min(grid) < 1 or grid[1] % self.merge or grid[2] % self.merge:
+            raise EmbeddingsRefused(
+                f"the metadata must give grid 't,h,w' in patches, h and w multiples of {self.merge}, got {grid}"
+            )
+        if modality is Modality.IMAGE and grid[0] != 1:
+            raise EmbeddingsRefused(f"the grid of a picture is 1,h,w, got {grid}")
+        size = self.grid_size(grid[0], grid[1] * self.patch_px, grid[2] * self.patch_px)
+        if size.num_embeds != num_embeds:
+            raise EmbeddingsRefused(f"grid {grid} has {size.num_embeds} embeddings, got {num_embeds}")
+        if modality is Modality.VIDEO:
+            seconds = tuple(step * self.temporal / self.sampling.frames_per_s for step in range(grid[0]))
+            return replace(size, times_s=seconds)
+        return size
 
     def grid_size(self, steps: int, height_px: int, width_px: int, times_s: tuple[float, ...] = ()) -> ItemSize:
         h, w = height_px // self.patch_px, width_px // self.patch_px

@@ -250,7 +250,7 @@ class PromptBuilder:
         items = []
         for part in parts:
             if isinstance(part, EmbedsPart):
-                ready, size = read_part(part, self.layout, self.info, self._dtype, tenant)
+                ready, size = read_part(part, self.layout, self.info, self._dtype, tenant, tier)
                 items.append(_Item(part, size, ready=ready))
             else:
                 blob = next(blobs)
