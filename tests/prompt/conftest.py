@@ -18,9 +18,13 @@ from triptych.prompt.builder import load_prompt_builder
 from triptych.testing.clock import FakeClock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from models.folders import write_folder
+from models.conftest import single_thread
+from models.folders import stock_greedy, write_folder
+from models.parity import drawing
 from models.test_image_families import FAMILIES
 from models.test_qwen2_vl import PREPROCESSOR, tiny
+
+__all__ = ["FAMILIES", "DrawnMedia", "drawing", "picture", "single_thread", "stock_greedy", "tiny", "write_folder"]
 
 
 class DrawnMedia:

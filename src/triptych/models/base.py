@@ -66,6 +66,7 @@ class Layout(Protocol):
     processor_key: bytes  # identity of processor class and parameters: part of every cache key
 
     placeholders: dict[Modality, str]  # the token that a rendered template holds for one item
+    surroundings: dict[Modality, str]  # what a placeholder becomes before tokenising, where text around it is added
     adds_bos: bool  # a rendered template without the tokenizer's first token gets it
     tokenizer: Any  # of the folder, with its chat template
 

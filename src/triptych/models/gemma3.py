@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from triptych.models.served import StockModel
 
 
 class Layout(ImageLayout):
-    """The template writes the begin-of-image token; the run puts the embeddings and the end after it."""
+    """The template writes the begin-of-image token; the run puts the embeddings after it."""
 
     whole_spans = True
     adds_bos = True
@@ -31,15 +30,14 @@ class Layout(ImageLayout):
         super().__init__(folder, {"do_pan_and_scan": False} | overrides)
         config, vision = folder.config, folder.config.vision_config
         self.image_token_id = int(config.image_token_id)
-        self.begin, self.end, self.image = self.tokenizer.convert_ids_to_tokens(
-            [config.boi_token_index, config.eoi_token_index, self.image_token_id]
-        )
+        self.begin, self.end = self.tokenizer.convert_ids_to_tokens([config.boi_token_index, config.eoi_token_index])
         self.placeholders = {Modality.IMAGE: self.begin}
         height, width = output_px(self.image_processor)
         patches = (height // vision.patch_size) * (width // vision.patch_size)
         cost = tower_flops(patches, patches, vision.hidden_size, vision.intermediate_size, vision.num_hidden_layers)
         self.item = ItemSize(int(config.mm_tokens_per_image), patches, (height, width), cost)
-        self._run_ids = lru_cache(maxsize=1)(self._tokenise_run)
+        # line ends join those of the text around them to one token, so they are laid before tokenising
+        self.surroundings = {Modality.IMAGE: f"\n\n{self.begin}{self.end}\n\n"}
 
     def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:
         return self.item
@@ -53,11 +51,8 @@ class Layout(ImageLayout):
         return {"pixel_values": out["pixel_values"]}
 
     def run(self, modality: Modality, size: ItemSize) -> Run:
-        return self._run_ids(size.num_embeds)
-
-    def _tokenise_run(self, num_embeds: int) -> Run:
-        text = f"\n\n{self.begin}{self.image * num_embeds}{self.end}\n\n"
-        return Run.of_marks(self.tokenizer.encode(text, add_special_tokens=False), self.image_token_id)
+        ids = [int(self.config.boi_token_index), *[self.image_token_id] * size.num_embeds]
+        return Run(ids, ((1, size.num_embeds, 0),))
 
 
 class Served(StockModel):

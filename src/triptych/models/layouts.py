@@ -81,6 +81,7 @@ class TextLayout:
         self.config = folder.config
         self.tokenizer: PreTrainedTokenizerBase = folder.tokenizer
         self.placeholders: dict[Modality, str] = {}  # what a rendered template holds for one item
+        self.surroundings: dict[Modality, str] = {}  # text that is tokenised together with what stands around it
         self.processor_key = processor_key(type(self).__name__)
 
     def placeholder_text(self, modality: Modality) -> str:

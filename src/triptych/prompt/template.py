@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
+from transformers.utils.chat_template_utils import _CONTROL_TOKEN_START, encode_marked_chat, mark_control_tokens
 
 from triptych.core.errors import PromptRefused
 from triptych.core.media import MediaRef, Modality
@@ -27,6 +27,7 @@ class Placeholders(Protocol):
     """The side of a `models.base.Layout` that a template needs."""
 
     placeholders: dict[Modality, str]
+    surroundings: dict[Modality, str]
     adds_bos: bool
 
     def placeholder_text(self, modality: Modality) -> str: ...
@@ -79,9 +80,16 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered text: marked control tokens as plain text, the first token as the stock processor."""
+        text = self._surround(text)
         bos_text = self._tokenizer.bos_token
         bos = [] if bos_text and text.startswith(bos_text) else self._bos
         return [*bos, *encode_marked_chat(self._tokenizer, text)]
+
+    def _surround(self, text: str) -> str:
+        for kind, surrounded in self._layout.surroundings.items():
+            own = re.escape(self._layout.placeholders[kind])
+            text = re.sub(f"(?<!{_CONTROL_TOKEN_START}){own}", lambda _, surrounded=surrounded: surrounded, text)
+        return text
 
     def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
         continued = messages[-1]["role"] == "assistant" and not options.get("add_generation_prompt", True)
