@@ -22,8 +22,7 @@ PREPROCESSOR = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def tiny_qwen3():
     words = tokenizer()
     token = words.convert_tokens_to_ids
     config = Qwen3VLConfig(
@@ -58,7 +57,12 @@ def served(tmp_path_factory):
         vision_start_token_id=token("<|vision_start|>"),
         vision_end_token_id=token("<|vision_end|>"),
     )
-    model = spread_weights(Qwen3VLForConditionalGeneration(config))
+    return spread_weights(Qwen3VLForConditionalGeneration(config)), words
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    model, words = tiny_qwen3()
     folder = write_folder(tmp_path_factory.mktemp("qwen3"), model, words, preprocessor=PREPROCESSOR)
     return folder, model, words
 

@@ -22,9 +22,22 @@ from models.conftest import single_thread
 from models.folders import stock_greedy, write_folder
 from models.parity import drawing
 from models.test_image_families import FAMILIES
-from models.test_qwen2_vl import PREPROCESSOR, tiny
+from models.test_qwen2_vl import PREPROCESSOR, stock_inputs, tiny
+from models.test_qwen3_vl import PREPROCESSOR as PREPROCESSOR3
+from models.test_qwen3_vl import tiny_qwen3
 
-__all__ = ["FAMILIES", "DrawnMedia", "drawing", "picture", "single_thread", "stock_greedy", "tiny", "write_folder"]
+__all__ = [
+    "FAMILIES",
+    "PREPROCESSOR",
+    "PREPROCESSOR3",
+    "drawing",
+    "single_thread",
+    "stock_greedy",
+    "stock_inputs",
+    "tiny",
+    "tiny_qwen3",
+    "write_folder",
+]
 
 
 class DrawnMedia:
