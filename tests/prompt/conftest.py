@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from blake3 import blake3
 
+from tests.models.conftest import single_thread
+from tests.models.folders import stock_greedy, write_folder
+from tests.models.parity import drawing
+from tests.models.test_image_families import FAMILIES
+from tests.models.test_qwen2_vl import PREPROCESSOR, stock_inputs, tiny
+from tests.models.test_qwen3_vl import PREPROCESSOR as PREPROCESSOR3
+from tests.models.test_qwen3_vl import tiny_qwen3
 from triptych.core.config import Tier
 from triptych.core.media import DecodedImage, MediaBlob, MediaHeader, MediaRef, Modality
 from triptych.core.sampling import SamplingParams
 from triptych.core.stages import StageClock
 from triptych.prompt.builder import load_prompt_builder
 from triptych.testing.clock import FakeClock
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from models.conftest import single_thread
-from models.folders import stock_greedy, write_folder
-from models.parity import drawing
-from models.test_image_families import FAMILIES
-from models.test_qwen2_vl import PREPROCESSOR, stock_inputs, tiny
-from models.test_qwen3_vl import PREPROCESSOR as PREPROCESSOR3
-from models.test_qwen3_vl import tiny_qwen3
 
 __all__ = [
     "FAMILIES",

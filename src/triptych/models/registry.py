@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from triptych import zoo
 from triptych.core.errors import InvalidRequest
 from triptych.models.base import Layout, ModelInfo, ServedModel
 from triptych.models.folder import ModelFolder, open_folder
@@ -69,8 +70,8 @@ def read_model_info(name: str | Path) -> ModelInfo:
 
 
 def find_folder(name: str | Path) -> ModelFolder:
-    """The opened folder of a supported architecture."""
-    folder = open_folder(name)
+    """The opened folder of a supported architecture: an embedded model, a folder, or a hub name, in this order."""
+    folder = open_folder(zoo.folder(str(name)) if str(name) in zoo.names() else name)
     _family(folder)
     return folder
 

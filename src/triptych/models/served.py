@@ -34,6 +34,8 @@ class StockModel:
         tower = self.tower()
         if tower is not None:
             tower.set_attn_implementation(tower_attention)
+        self._table = self.language.get_input_embeddings()
+        self._has_ids_past_table = _highest_media_id(model.config) >= self._table.num_embeddings
         self.head: nn.Module = model.get_output_embeddings()
         self.device: torch.device = model.device
         self.dtype: torch.dtype = self.language.dtype
@@ -65,9 +67,9 @@ class StockModel:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[T] int64 -> [T, D]. Ids that stand for media may lie past the table: they read row 0."""
-        table = self.language.get_input_embeddings()
-        known = torch.where(token_ids < table.num_embeddings, token_ids, 0)
-        return table(known)
+        if self._has_ids_past_table:
+            token_ids = torch.where(token_ids < self._table.num_embeddings, token_ids, 0)
+        return self._table(token_ids)
 
     def forward(
         self,
@@ -107,6 +109,11 @@ class StockModel:
         assert item.features is not None, "an item of precomputed embeddings reached the encoder"
         tensor = torch.from_numpy(item.features[name]).to(self.device)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def _highest_media_id(config: PreTrainedConfig) -> int:
+    names = ("image_token_id", "video_token_id", "audio_token_id", "image_token_index", "audio_token_index")
+    return max((value for name in names if isinstance(value := getattr(config, name, None), int)), default=0)
 
 
 def load_stock(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
