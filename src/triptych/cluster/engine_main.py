@@ -36,7 +36,8 @@ class LoadFailure(msgspec.Struct):
 
 
 def main(address: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front says when to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the front says when to stop
+        signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ModelConfig)
     threading.Thread(target=_end_with_the_front, daemon=True).start()
     if config.engine.num_threads:
