@@ -34,7 +34,8 @@ fmt: $(STAMP)
 	$(BIN)/ruff check --fix src tests tools bench
 
 bench: $(STAMP)
-	$(BIN)/python bench/run.py
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m bench.run $(BENCH)
 
 zoo-eval: $(STAMP)
 	$(BIN)/python tools/train/eval_tiny_vl.py
