@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media import DecodedImage, Modality
-from triptych.models.registry import load_layout
+from triptych.models.registry import load_layout, load_served_model
 
 from .folders import spread_weights, write_folder
-from .parity import Case, assert_parity, drawing, header_of
+from .parity import Case, assert_parity, drawing, header_of, prepare
 from .tokens import byte_tokenizer
 
 TEXT = dict(
@@ -189,13 +189,22 @@ def test_greedy_equals_generate(family):
     assert len({token for answer in tokens for token in answer}) > 1
 
 
-def test_picture_changes_the_hidden_state(family):
-    """Another picture, other embeddings: the tower is really read."""
-    _chosen, folder, _model, _words = family
-    layout = load_layout(folder)
-    one, other = (layout.process(drawing(60, 60, seed), {}).features["pixel_values"] for seed in (1, 2))
+def test_tower_layers_see_contiguous_rows(family):
+    """Every layer gets its rows in memory order, so none of them copies; two pictures give different embeddings."""
+    _, folder, _, words = family
+    layout, served = _layout(folder), load_served_model(folder, "float32", "cpu")
+    seen = []
+    for layer in served.encoder_layers():
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append((args or tuple(kwargs.values()))[0].is_contiguous()), with_kwargs=True
+        )
+    items = prepare(layout, Case(chat(words, ("user", "image", "image")), pictures((60, 60), (60, 60)))).items
+    with torch.inference_mode():
+        one, other = served.encode(items)
 
-    assert not np.array_equal(one, other)
+    assert seen
+    assert all(seen)
+    assert not torch.allclose(one, other)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
