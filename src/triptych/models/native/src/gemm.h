@@ -1,0 +1,203 @@
+// Products of a few rows of activations with a prepacked weight: C[M, N] = A[M, K] W[N, K]^T, accumulated in float.
+//
+// A weight is cut into groups of 32 output columns, each one contiguous stream (pack.py):
+//   float32   [N/32][K][32]
+//   bfloat16  [N/32][K/32][2][16][16][2]: tiles of 16 pairs of inputs by 16 columns, the layout of AMX's second operand
+// Every kernel accumulates a row in the same order whatever the number of rows, so a row's result does not depend on who
+// shares the batch.
+#pragma once
+
+#include "vec.h"
+
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace triptych {
+
+constexpr int kGroup = 32;  // output columns of one group
+
+inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Activations as rows of float, for any CPU. `T` is the weight's type.
+template <class T>
+struct Portable {
+  using Weight = T;
+  using Act = float;
+  static constexpr bool kTiles = false;
+
+  static size_t act_count(int rows, int k) { return (size_t)rows * k; }
+  static float* act(float* base, int k, int row, int col) { return base + (size_t)row * k + col; }
+  static void begin(int) {}
+  static void end() {}
+
+  // Calls emit(first row, rows, first column, float[rows][32]) for each block of the groups [lo, hi).
+  template <class Emit>
+  static void gemm(const float* a, int rows, int k, const T* weight, int lo, int hi, Emit emit) {
+    for (int group = lo; group < hi; group++) {
+      const T* w = weight + (size_t)group * k * kGroup;
+      int row = 0;
+      for (; row + 4 <= rows; row += 4) block<4>(a, row, k, w, group, emit);
+      for (; row < rows; row++) block<1>(a, row, k, w, group, emit);
+    }
+  }
+
+ private:
+  template <int R, class Emit>
+  static void block(const float* a, int row, int k, const T* w, int group, Emit emit) {
+    v16 acc[R][2] = {};
+    const float* x = a + (size_t)row * k;
+    accumulate<R>(x, k, w, acc);
+    alignas(64) float out[R][kGroup];
+    for (int r = 0; r < R; r++) {
+      store16(out[r], acc[r][0]);
+      store16(out[r] + 16, acc[r][1]);
+    }
+    emit(row, R, group * kGroup, &out[0][0]);
+  }
+
+  template <int R>
+  static void accumulate(const float* x, int k, const float* w, v16 (&acc)[R][2]) {
+    for (int i = 0; i < k; i++, w += kGroup) {
+      const v16 w0 = load16(w), w1 = load16(w + 16);
+      for (int r = 0; r < R; r++) {
+        const float value = x[(size_t)r * k + i];
+        acc[r][0] += value * w0;
+        acc[r][1] += value * w1;
+      }
+    }
+  }
+
+  template <int R>
+  static void accumulate(const float* x, int k, const bf16* w, v16 (&acc)[R][2]) {
+    for (int tile = 0; tile < k; tile += 32, w += 1024) {
+      for (int pair = 0; pair < 16; pair++) {
+        for (int half = 0; half < 2; half++) {
+          u16x32 both;
+          std::memcpy(&both, w + half * 512 + pair * 32, sizeof both);
+          const v16 even = (v16)(both << 16), odd = (v16)(both & 0xffff0000u);
+          for (int r = 0; r < R; r++) {
+            const float* at = x + (size_t)r * k + tile + 2 * pair;
+            acc[r][half] += at[0] * even;
+            acc[r][half] += at[1] * odd;
+          }
+        }
+      }
+    }
+  }
+};
+
+#ifdef __AMX_BF16__
+
+struct TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileConfig) == 64);
+
+// The intrinsic of GCC 12 declares too small an input, so the configuration must be forced into memory first.
+inline void configure_tiles(const TileConfig& config) {
+  asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
+}
+
+// `rows` of the first operand and of the results; the second operand always has 16.
+inline TileConfig tile_shapes(int rows) {
+  TileConfig config;
+  for (int tile = 0; tile < 8; tile++) {
+    config.row_bytes[tile] = 64;
+    config.rows[tile] = tile < 6 ? rows : 16;
+  }
+  return config;
+}
+
+// Activations as tiles of 16 rows by 32 columns of bfloat16, each 1 KiB. Needs AMX, and leave from the kernel.
+struct Amx {
+  using Weight = bf16;
+  using Act = bf16;
+  static constexpr bool kTiles = true;
+
+  static bool request_permission() {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }
+
+  static size_t act_count(int rows, int k) { return (size_t)round_up(rows, 32) * k; }
+
+  static bf16* act(bf16* base, int k, int row, int col) {
+    return base + ((size_t)(row / 16) * (k / 32) + col / 32) * 512 + (row % 16) * 32 + col % 32;
+  }
+
+  static void begin(int rows) { configure_tiles(tile_shapes(rows < 16 ? rows : 16)); }
+  static void end() { _tile_release(); }
+
+  template <class Emit>
+  static void gemm(const bf16* a, int rows, int k, const bf16* weight, int lo, int hi, Emit emit) {
+    if (rows <= 16)
+      few_rows(a, rows, k, weight, lo, hi, emit);
+    else
+      many_rows(a, rows, k, weight, lo, hi, emit);
+  }
+
+ private:
+  static constexpr int kAhead = 8192;  // bytes the weight's stream is fetched ahead of its use
+
+  template <class Emit>
+  static void few_rows(const bf16* a, int rows, int k, const bf16* weight, int lo, int hi, Emit emit) {
+    alignas(64) float out[16 * kGroup];
+    const int steps = k / 32;
+    const bf16* w = weight + (size_t)lo * k * kGroup;
+    for (int group = lo; group < hi; group++) {
+      _tile_zero(0);
+      _tile_zero(1);
+      for (int step = 0; step < steps; step++, w += 1024) {
+        for (int line = 0; line < 2048; line += 64) _mm_prefetch((const char*)w + kAhead + line, _MM_HINT_T0);
+        _tile_loadd(4, a + step * 512, 64);
+        _tile_loadd(6, w, 64);
+        _tile_loadd(7, w + 512, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      _tile_stored(0, out, kGroup * 4);
+      _tile_stored(1, out + 16, kGroup * 4);
+      emit(0, rows, group * kGroup, out);
+    }
+  }
+
+  template <class Emit>
+  static void many_rows(const bf16* a, int rows, int k, const bf16* weight, int lo, int hi, Emit emit) {
+    alignas(64) float out[32 * kGroup];
+    const int steps = k / 32;
+    for (int group = lo; group < hi; group++) {
+      for (int row = 0; row < rows; row += 32) {
+        const bf16* top = a + (size_t)row * k;
+        const bf16* bottom = top + (size_t)16 * k;
+        const bf16* w = weight + (size_t)group * k * kGroup;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int step = 0; step < steps; step++, w += 1024) {
+          _tile_loadd(4, top + step * 512, 64);
+          _tile_loadd(6, w, 64);
+          _tile_loadd(7, w + 512, 64);
+          _tile_loadd(5, bottom + step * 512, 64);
+          _tile_dpbf16ps(0, 4, 6);
+          _tile_dpbf16ps(1, 4, 7);
+          _tile_dpbf16ps(2, 5, 6);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, out, kGroup * 4);
+        _tile_stored(1, out + 16, kGroup * 4);
+        _tile_stored(2, out + 16 * kGroup, kGroup * 4);
+        _tile_stored(3, out + 16 * kGroup + 16, kGroup * 4);
+        emit(row, rows - row < 32 ? rows - row : 32, group * kGroup, out);
+      }
+    }
+  }
+};
+
+#endif
+
+}  // namespace triptych

@@ -1,0 +1,93 @@
+// The C interface, called through ctypes: nothing here knows Python or torch. Errors come back as a message.
+#include <exception>
+#include <new>
+
+#include "decoder.h"
+
+using namespace triptych;
+
+namespace {
+enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1 };
+thread_local char message[256];
+
+template <class Call>
+const char* guarded(Call call) {
+  try {
+    call();
+    return nullptr;
+  } catch (const std::exception& error) {
+    strncpy(message, error.what(), sizeof message - 1);
+    return message;
+  }
+}
+
+template <class Kernel>
+void linear(const void* x, int rows, int k, const void* weight, const float* bias, int columns, int width, float* out,
+            int threads) {
+  using T = typename Kernel::Weight;
+  using Act = typename Kernel::Act;
+  static thread_local Buffer<Act> buffer;
+  Act* a = buffer.get(Kernel::act_count(rows, k));
+  Team team(threads);
+#pragma omp parallel num_threads(threads)
+  {
+    const int member = omp_get_thread_num();
+    const Range mine = team.share(rows, member);
+    for (int row = mine.lo; row < mine.hi; row++)
+      for (int i = 0; i < k; i += 16) store16(Kernel::act(a, k, row, i), load16((const T*)x + (size_t)row * k + i));
+    team.barrier();
+    const Range groups = team.share(width / kGroup, member);
+    Kernel::begin(rows);
+    Kernel::gemm(a, rows, k, (const T*)weight, groups.lo, groups.hi, [&](int row, int count, int col, const float* c) {
+      const int lanes = std::min(kGroup, columns - col);
+      for (int r = 0; r < count; r++)
+        for (int i = 0; i < lanes; i++)
+          out[(size_t)(row + r) * columns + col + i] = c[r * kGroup + i] + (bias ? bias[col + i] : 0.0f);
+    });
+    Kernel::end();
+  }
+}
+}  // namespace
+
+extern "C" {
+
+int32_t triptych_has_tiles() {
+#ifdef __AMX_BF16__
+  static const bool granted = Amx::request_permission();
+  return granted;
+#else
+  return 0;
+#endif
+}
+
+DecoderBase* triptych_decoder_new(const DecoderShape* shape, int32_t kind, int32_t use_tiles) {
+  try {
+    if (kind == kFloat32) return new Decoder<Portable<float>>(*shape);
+#ifdef __AMX_BF16__
+    if (use_tiles && triptych_has_tiles()) return new Decoder<Amx>(*shape);
+#endif
+    return new Decoder<Portable<bf16>>(*shape);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void triptych_decoder_free(DecoderBase* decoder) { delete decoder; }
+
+const char* triptych_decoder_step(DecoderBase* decoder, const StepInput* in) {
+  return guarded([&] { decoder->step(*in); });
+}
+
+// out[rows][columns] = x[rows][k] W^T + bias; `width`: columns as packed, a multiple of 32.
+const char* triptych_linear(const void* x, int32_t rows, int32_t k, const void* weight, const float* bias,
+                            int32_t columns, int32_t width, float* out, int32_t kind, int32_t use_tiles,
+                            int32_t threads) {
+  return guarded([&] {
+    if (kind == kFloat32) return linear<Portable<float>>(x, rows, k, weight, bias, columns, width, out, threads);
+#ifdef __AMX_BF16__
+    if (use_tiles && triptych_has_tiles()) return linear<Amx>(x, rows, k, weight, bias, columns, width, out, threads);
+#endif
+    linear<Portable<bf16>>(x, rows, k, weight, bias, columns, width, out, threads);
+  });
+}
+}
