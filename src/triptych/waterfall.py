@@ -8,7 +8,7 @@ from rich.text import Text
 from triptych.client import Answer
 from triptych.core.stages import Stage
 
-WIDTH_CHARS = 48
+WIDTH_CHARS = 36
 _ORDER = [stage.value for stage in Stage]
 
 

@@ -211,7 +211,10 @@ def test_admin_needs_an_admin_key(serve):
         flushed = http.post("/v1/admin/caches/processor/flush", headers=root)
         wrong = http.post("/v1/admin/caches/processr/flush", headers=root)
 
+        media = http.post("/v1/admin/caches/media/flush", headers=root)
+
     assert flushed.json()["entries"] == {"toy": 3}
+    assert media.json()["entries"] == {"front": 0}
     assert (wrong.status_code, "did you mean 'processor'?" in wrong.json()["error"]["message"]) == (400, True)
 
 

@@ -13,6 +13,8 @@ from triptych.http.front import Front
 from triptych.http.responses import json_response
 from triptych.metrics.names import CACHE_METRICS, sample_for
 
+MEDIA = "media"  # media ids and fetched responses: the media plane's, whatever the model
+
 
 async def show_caches(request: Request) -> Response:
     front: Front = request.app.state.front
@@ -26,8 +28,10 @@ async def flush_cache(request: Request) -> Response:
     front: Front = request.app.state.front
     front.tenants.admin(request.headers)
     cache, wanted = request.path_params["cache"], request.query_params.get("model")
+    if cache == MEDIA:
+        return json_response({"object": "flush", "cache": cache, "entries": {"front": front.media.flush()}})
     chosen = [front.select(wanted)] if wanted else list(front.models.values())
-    known = sorted({name for served in chosen for name in served.flushers})
+    known = [MEDIA, *sorted({name for served in chosen for name in served.flushers})]
     if cache not in known:
         raise InvalidRequest(
             f"no cache {cache!r}{did_you_mean(cache, known)}; there are: {', '.join(known)}", param="cache"

@@ -30,5 +30,8 @@ class MeteredMedia:
         self.num_decoded += 1
         return await self._media.decode(blob, spec, tier=tier)
 
+    def flush(self) -> int:
+        return self._media.flush()
+
     def stats(self) -> dict[str, float]:
         return self._media.stats()

@@ -30,7 +30,7 @@ class Metrics:
     """Counts what happens in the front process, and renders it with the other rooms' snapshots."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a time of creation for each series doubles the exposition and is asked for by nobody
+        disable_created_metrics()  # nobody asks for them, and they double the exposition
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._snapshots: dict[str, Snapshot] = {}

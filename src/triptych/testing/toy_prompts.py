@@ -61,6 +61,11 @@ class ToyMedia:
     async def decode(self, blob: MediaBlob, spec: DecodeSpec, *, tier: Tier) -> Decoded:
         return DecodedImage(np.asarray(Image.open(io.BytesIO(blob.data)).convert("RGB")))
 
+    def flush(self) -> int:
+        num_entries = len(self._aliases)
+        self._aliases.clear()
+        return num_entries
+
     def stats(self) -> dict[str, float]:
         return {"decode_queue_depth": 0.0}
 
