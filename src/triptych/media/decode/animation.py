@@ -17,6 +17,7 @@ from triptych.media.sniff import GIF, Kind
 
 DEFAULT_DELAY_S = 0.1  # what browsers show where a file asks for 10 ms or less
 MAX_ANIMATION_FRAMES = 10_000
+TOLERANCE_S = 0.002  # forgives rounded times; delays are multiples of 1 or 10 ms
 
 
 def frame_delays_s(data: bytes, kind: Kind) -> list[float]:
@@ -73,7 +74,7 @@ def decode_animation(
 ) -> Generator[None, None, DecodedVideo]:
     """The frames shown at `times_s`. Pauses (yields) between frames; call within `picture_errors`."""
     starts_s = [0.0, *accumulate(delays_s)][:-1]
-    wanted = [max(0, bisect_right(starts_s, time_s + delays_s[0] / 4) - 1) for time_s in times_s]
+    wanted = [max(0, bisect_right(starts_s, time_s + TOLERANCE_S) - 1) for time_s in times_s]
     frames = np.empty((len(times_s), picture.height, picture.width, 3), np.uint8)
     for index in range(max(wanted) + 1):
         picture.seek(index)

@@ -20,6 +20,9 @@ SEEKABLE = frozenset({"mp4", "matroska", "avi"})
 MIN_SKIP_FRAMES = 12  # a shorter jump costs more than decoding on
 
 
+MAX_FRAMES_PER_S = 240.0
+
+
 @dataclass(frozen=True, slots=True)
 class Keyframes:
     """`stamps[i]`: what to hand to the demuxer's seek; `times_s[i]`: when that keyframe is shown, ascending."""
@@ -43,6 +46,7 @@ class FrameReader:
         self._keyframes = keyframes
         self._frame_s = frame_s
         self._guard = guard
+        self.tolerance_s = min(frame_s, _finest_frame_s(stream)) / 4
         self._frames: Iterator[VideoFrame] = container.decode(stream)
         self._origin_s: float | None = None
         self._ahead: VideoFrame | None = None
@@ -50,10 +54,6 @@ class FrameReader:
         self.current: VideoFrame | None = None
         self.num_decoded = 0
         self.num_seeks = 0
-
-    @property
-    def tolerance_s(self) -> float:
-        return self._frame_s / 4
 
     @property
     def current_s(self) -> float:
@@ -123,3 +123,9 @@ class FrameReader:
         if frame.pts is None or frame.time_base is None:
             return (self._origin_s or 0.0) + self.num_decoded * self._frame_s
         return float(frame.pts * frame.time_base)
+
+
+def _finest_frame_s(stream: Any) -> float:
+    """The shortest time between frames that the container knows of: with a variable rate, far below the mean."""
+    rates = [float(rate) for rate in (stream.base_rate, stream.average_rate) if rate]
+    return 1 / min(MAX_FRAMES_PER_S, max(rates)) if rates else 1 / MAX_FRAMES_PER_S
