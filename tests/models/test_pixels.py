@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from triptych.models.native.build import NativeUnavailable, load_library
 from triptych.models.registry import load_layout
+from triptych.models.resample import FILTERS, is_native, resized
 
 from .folders import write_folder
 from .parity import drawing
@@ -84,3 +88,38 @@ def _layout(name, tmp_path_factory):
             model, words = FAMILIES[name].build()
             _LAYOUTS[name] = load_layout(write_folder(path, model, words, preprocessor=FAMILIES[name].preprocessor))
     return _LAYOUTS[name]
+
+
+sides = st.integers(1, 120)
+
+
+@settings(max_examples=150, deadline=None)
+@given(height=sides, width=sides, target=st.tuples(sides, sides), kind=st.sampled_from(sorted(FILTERS)))
+def test_resampling_equals_pillow(height, width, target, kind):
+    """Whatever the sizes and the filter, every byte is Pillow's."""
+    pixels = np.random.default_rng(height * 131 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+
+    expected = np.asarray(image.resize((target[1], target[0]), kind))
+
+    assert np.array_equal(expected, np.asarray(resized(image, *target, kind)))
+
+
+@pytest.mark.parametrize("size", [(512, 512, 2048, 2048), (300, 400, 1536, 2048), (700, 700, 512, 512)])
+def test_resampling_equals_pillow_at_served_sizes(size):
+    """The sizes of a SmolVLM tile, an enlarged photograph, a square that shrinks."""
+    height, width, *target = size
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    kind = Image.Resampling.LANCZOS
+
+    assert np.array_equal(np.asarray(image.resize(target[::-1], kind)), np.asarray(resized(image, *target, kind)))
+
+
+def test_kernels_are_used_where_a_compiler_is():
+    """With a compiler the kernels agree with this Pillow, and serve."""
+    try:
+        load_library()
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
+
+    assert is_native()

@@ -25,7 +25,7 @@ from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
 from triptych.models.layouts import ImageLayout, Run, option_int, processor_key, sent_tiles, tower_flops
-from triptych.models.pixels import resized
+from triptych.models.resample import resized
 from triptych.models.served import StockModel
 
 IMAGE, FAKE, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"

@@ -23,7 +23,7 @@ from triptych.models.folder import ModelFolder
 from triptych.models.frames import FrameSampling, plan_frames
 from triptych.models.layouts import ImageLayout, Run, tower_flops
 from triptych.models.llava import intermediate_size, layers_of
-from triptych.models.pixels import resized
+from triptych.models.resample import resized
 from triptych.models.served import StockModel
 
 VIDEO_FRAMES = 32

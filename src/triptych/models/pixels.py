@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 from transformers.image_processing_backends import PilBackend
 
 
@@ -47,10 +46,3 @@ class PixelTable:
         flat = pixels.reshape(-1, *pixels.shape[-3:]).astype(np.uint8, copy=False)
         out["pixel_values"] = self.channels_first(flat).reshape(pixels.shape)
         return out
-
-
-def resized(image: Image.Image, height_px: int, width_px: int, resample: int) -> Image.Image:
-    """As the stock processors resize, without their detours through arrays."""
-    if image.size == (width_px, height_px):
-        return image
-    return image.resize((width_px, height_px), Image.Resampling(int(resample)))

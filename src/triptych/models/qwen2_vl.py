@@ -23,7 +23,7 @@ from triptych.models.folder import ModelFolder
 from triptych.models.frames import FramePlan, FrameSampling, plan_frames
 from triptych.models.layouts import ImageLayout, Placed, Run, option_int, processor_key, tower_flops
 from triptych.models.mrope import GridRun, rope_positions
-from triptych.models.pixels import resized
+from triptych.models.resample import resized
 from triptych.models.served import StockModel
 
 LOW_DETAIL_PIXELS = 512 * 512

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "decoder.h"
+#include "resample.h"
 
 using namespace triptych;
 
@@ -88,6 +89,15 @@ const char* triptych_linear(const void* x, int32_t rows, int32_t k, const void* 
     if (use_tiles && triptych_has_tiles()) return linear<Amx>(x, rows, k, weight, bias, columns, width, out, threads);
 #endif
     linear<Portable<bf16>>(x, rows, k, weight, bias, columns, width, out, threads);
+  });
+}
+
+// Pictures [height][width][3] uint8, resampled as Pillow does it, the horizontal pass first.
+const char* triptych_resample(const void* in, int32_t height, int32_t width, void* out, int32_t out_height,
+                              int32_t out_width, int32_t filter) {
+  return guarded([&] {
+    resample::resize(static_cast<const uint8_t*>(in), height, width, static_cast<uint8_t*>(out), out_height, out_width,
+                     filter);
   });
 }
 }
