@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 import torch
+import uvicorn
+from starlette.applications import Starlette
 
+from triptych.core.clock import MonotonicClock
+from triptych.core.config import Config, GenerateConfig, Tier
+from triptych.generate.engine import GenerateEngine
 from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.load import load_kind
 from triptych.generate.request import GenerateRequest
+from triptych.generate.service import GenerateService
+from triptych.http import images, videos
+from triptych.http.app import build_app
+from triptych.http.front import Front
+from triptych.media.plane import MediaPlane
 from triptych.testing.toy_diffusion import make_diffusion_folder
 
 
@@ -57,3 +74,56 @@ def request_of(request_id: str = "r", **changes: Any) -> GenerateRequest:
         seed=7,
     )
     return GenerateRequest(**(form | changes))
+
+
+@dataclass
+class Door:
+    """A server on loopback with a toy picture model and a toy clip model; `engine` is the picture model's."""
+
+    url: str
+    service: GenerateService
+    engine: GenerateEngine
+    client: openai.OpenAI
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60)
+
+    def in_flight(self) -> int:
+        return len(self.engine._flights)
+
+
+@pytest.fixture(scope="session")
+def door(toys: Toys, one_thread: None) -> Iterator[Door]:
+    config = Config(tiers={"default": Tier(max_generated_pixels=128 * 128, max_images_per_request=4)})
+    clock = MonotonicClock()
+    media = MediaPlane(config.media, clock)
+    options = GenerateConfig(warm_up=False, max_waiting=12)
+    kinds = {"pictures": "stable_diffusion_3", "clips": "ltx"}
+    engines = {name: GenerateEngine(toys.kind(kind), options) for name, kind in kinds.items()}
+    service = GenerateService(engines, clock)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await media.start()
+        for engine in engines.values():
+            await engine.start()
+        yield
+        await service.close()
+        for engine in engines.values():
+            await engine.close()
+        await media.close()
+
+    front = Front(config, [], media, clock=clock)
+    app = build_app(front, lifespan)
+    app.router.routes.extend(images.routes(front, service) + videos.routes(front, service))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield Door(url, service, engines["pictures"], client)
+    server.should_exit = True
+    thread.join(20)
+    listener.close()
+    assert not thread.is_alive()

@@ -34,8 +34,9 @@ class PreviewEvent:
 class GenerateFinal:
     """The last word. `frames`: [F, H, W, 3] uint8 when `reason` is STOP, else None; `error` when it is ERROR.
 
-    `counters`: steps, branches, step_ms (sum of the steps this row was in), mean_batch_rows, preview_ms,
-    first_preview_ms, cache_hits, cache_lookups, flagged (1: the model's safety checker blackened the picture).
+    `counters`: text_tokens, image_tokens, latent_tokens (one branch), steps, branches, step_ms (sum of the steps this
+    row was in), mean_batch_rows, preview_ms, first_preview_ms, cache_hits, cache_lookups, flagged (1: the safety
+    checker blackened the picture).
     """
 
     request_id: str

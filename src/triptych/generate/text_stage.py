@@ -27,7 +27,13 @@ class TextStage:
             branches.append(self.encode(request.negative_prompt, is_negative=True))
         flight.row = self._kind.prepare(request, tuple(branches))
         flight.preview_steps = preview_steps(request.num_previews, flight.row.num_steps)
-        flight.counters["branches"] = len(branches)
+        latent_tokens = self._kind.branch_tokens(request)
+        flight.counters |= {
+            "branches": len(branches),
+            "text_tokens": self._kind.count_text_tokens(request.prompt),
+            "image_tokens": latent_tokens if request.init_image is not None else 0,
+            "latent_tokens": latent_tokens,
+        }
         flight.close_stage(GenerateStage.TEXT_ENCODE)
 
     def encode(self, text: str | None, *, is_negative: bool) -> Conditioning:

@@ -107,6 +107,10 @@ class Kind(ABC):
     @abstractmethod
     def encode_text(self, text: str | None, *, is_negative: bool) -> Conditioning: ...
 
+    def count_text_tokens(self, text: str) -> int:
+        """By the first tokenizer, before it cuts off what is too long."""
+        return len(self.pipeline.tokenizer(text, verbose=False).input_ids)
+
     def branch_extras(self, request: GenerateRequest) -> Conditioning:
         """Conditioning that depends on size or guidance, not on text; the same for both branches."""
         return {}
