@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
@@ -46,8 +47,10 @@ class Layout(ImageLayout):
         sent_tiles(num_embeds, self.item.num_embeds, 1)
         return self.item
 
-    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        out = self.table.stock_geometry(self.image_processor, [image], do_pan_and_scan=False, do_convert_rgb=True)
+    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        out = self.table.stock_geometry(
+            self.image_processor, [Image.fromarray(pixels)], do_pan_and_scan=False, do_convert_rgb=True
+        )
         return {"pixel_values": out["pixel_values"]}
 
     def run(self, modality: Modality, size: ItemSize) -> Run:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.idefics3.image_processing_pil_idefics3 import (
@@ -102,17 +101,17 @@ class Layout(ImageLayout):
         tiles = sent_tiles(num_embeds, self.embeds_a_tile, rows * columns + 1)
         return ItemSize(num_embeds, tiles * self.patches_a_tile, (rows, columns))
 
-    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         resample, tile = self.image_processor.resample, self.tile_px
-        rows, columns = self._grid(image.height, image.width, options)
+        rows, columns = self._grid(*pixels.shape[:2], options)
         if not self.straight_to_tile or rows:
-            image = resized(image, *self._scaled(image.height, image.width, options), resample)
+            pixels = resized(pixels, *self._scaled(*pixels.shape[:2], options), resample)
         tiles = []
         if rows:
-            image = resized(image, rows * tile, columns * tile, resample)
-            pixels = np.asarray(image).reshape(rows, tile, columns, tile, 3).swapaxes(1, 2)
-            tiles = list(pixels.reshape(-1, tile, tile, 3))
-        tiles.append(np.asarray(resized(image, tile, tile, resample)))
+            pixels = resized(pixels, rows * tile, columns * tile, resample)
+            split = pixels.reshape(rows, tile, columns, tile, 3).swapaxes(1, 2)
+            tiles = list(split.reshape(-1, tile, tile, 3))
+        tiles.append(resized(pixels, tile, tile, resample))
         return {"pixel_values": self.table.planes(np.stack(tiles))}
 
     def run(self, modality: Modality, size: ItemSize) -> Run:

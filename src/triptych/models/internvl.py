@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
@@ -66,11 +67,11 @@ class Layout(ImageLayout):
         tiles = sent_tiles(num_embeds, self.embeds_a_tile)
         return ItemSize(num_embeds, tiles * (self.patches_a_tile + 1), (1, tiles))
 
-    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         limit = self._limit(options)
         low = min(int(self.image_processor.min_patches), limit)
         out = self.table.stock_geometry(
-            self.image_processor, [image], crop_to_patches=True, min_patches=low, max_patches=limit
+            self.image_processor, [Image.fromarray(pixels)], crop_to_patches=True, min_patches=low, max_patches=limit
         )
         return {"pixel_values": out["pixel_values"]}
 

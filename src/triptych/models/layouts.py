@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
-from PIL import Image
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from triptych.core.errors import EmbeddingsRefused, InvalidMedia, InvalidRequest, PromptRefused, UnsupportedMedia
@@ -167,7 +166,7 @@ class ImageLayout(TextLayout):
     def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:
         raise NotImplementedError
 
-    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         raise NotImplementedError
 
     def batch_key(self, size: ItemSize) -> str:
@@ -183,7 +182,7 @@ class ImageLayout(TextLayout):
             raise UnsupportedMedia(f"{self.folder.architecture} takes {_listed(sorted(self.modalities))} only")
         height_px, width_px = decoded.pixels.shape[:2]
         size = self._image_size(height_px, width_px, options)
-        features = self.process_image(Image.fromarray(decoded.pixels), options)
+        features = self.process_image(decoded.pixels, options)
         return ProcessedItem(size, features, self.batch_key(size))
 
     def _image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:

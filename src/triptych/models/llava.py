@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
@@ -50,8 +51,10 @@ class Layout(ImageLayout):
         sent_tiles(num_embeds, self.item.num_embeds, 1)
         return self.item
 
-    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        return {"pixel_values": self.table.stock_geometry(self.image_processor, [image])["pixel_values"]}
+    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        return {
+            "pixel_values": self.table.stock_geometry(self.image_processor, [Image.fromarray(pixels)])["pixel_values"]
+        }
 
     def run(self, modality: Modality, size: ItemSize) -> Run:
         return Run.of_token(self.image_token_id, size.num_embeds)

@@ -124,8 +124,9 @@ class Layout(ImageLayout):
     def batch_key(self, size: ItemSize) -> str:
         return {0: "tile", 1: "video", 2: "anyres"}[len(size.grid)]
 
-    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         # beside a second picture the stock processor tiles none; a pixel is the cheapest second picture
+        image = Image.fromarray(pixels)
         images: Any = [image] if self._is_tiled(options) else [[image, Image.new("RGB", (1, 1))]]
         out = self.table.stock_geometry(self.image_processor, images)
         size = np.array([[image.height, image.width]], dtype=np.int64)
@@ -142,7 +143,7 @@ class Layout(ImageLayout):
         """Frames are squeezed to one tile each."""
         side = int(self.config.vision_config.image_size)
         resample = self.image_processor.resample
-        tiles = [np.asarray(resized(Image.fromarray(frame), side, side, resample)) for frame in decoded.frames]
+        tiles = [resized(frame, side, side, resample) for frame in decoded.frames]
         size = self._video_size(len(tiles))
         features = {"pixel_values": self.table.planes(np.stack(tiles))}
         return ProcessedItem(size, features, self.batch_key(size))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -147,16 +146,16 @@ class Layout(ImageLayout):
 
     # pixels
 
-    def process_image(self, image: Image.Image, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        height_px, width_px = self.resized(image.height, image.width, *self.pixel_limits(options))
-        patches = self.patches([image], height_px, width_px)
+    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        height_px, width_px = self.resized(*pixels.shape[:2], *self.pixel_limits(options))
+        patches = self.patches(pixels[None], height_px, width_px)
         grid = np.array([[1, height_px // self.patch_px, width_px // self.patch_px]], dtype=np.int64)
         return {"pixel_values": patches, "grid_thw": grid}
 
-    def patches(self, images: Sequence[Image.Image], height_px: int, width_px: int) -> npt.NDArray[np.float32]:
-        """Frames in order, `temporal` to a step, the last repeated: [steps * h * w, C * temporal * patch * patch]."""
+    def patches(self, frames: npt.NDArray[np.uint8], height_px: int, width_px: int) -> npt.NDArray[np.float32]:
+        """[F, H, W, C] -> [steps * h * w, C * temporal * patch * patch]; the last frame is repeated to fill its step."""
         resample = self.image_processor.resample
-        frames = np.stack([np.asarray(resized(image, height_px, width_px, resample)) for image in images])
+        frames = np.stack([resized(frame, height_px, width_px, resample) for frame in frames])
         missing = -len(frames) % self.temporal
         planes = self.table.planes(np.concatenate([frames, np.repeat(frames[-1:], missing, axis=0)]))
         return patchify(planes, self.patch_px, self.merge, self.temporal)
@@ -174,8 +173,7 @@ class Layout(ImageLayout):
         step_s = float(np.diff(decoded.times_s).mean()) if num_frames > 1 else 1.0
         plan = FramePlan(tuple(range(num_frames)), tuple(decoded.times_s.tolist()), step_s)
         size = self.video_size(height_px, width_px, plan, options)
-        images = [Image.fromarray(frame) for frame in decoded.frames]
-        patches = self.patches(images, size.grid[1] * self.patch_px, size.grid[2] * self.patch_px)
+        patches = self.patches(decoded.frames, size.grid[1] * self.patch_px, size.grid[2] * self.patch_px)
         features = {"pixel_values": patches, "grid_thw": np.array([size.grid], dtype=np.int64)}
         return ProcessedItem(size, features, self.batch_key(size))
 

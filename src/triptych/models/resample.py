@@ -1,6 +1,6 @@
 """Pillow's resampling by the native kernels, bit for bit and several times faster; by Pillow itself where they are not.
 
-Pillow 13 runs the vertical pass first for some shrinking sizes and does not say which. The kernels serve the sizes where
+Pillow 13 runs the vertical pass first for some shrinking sizes and does not say which. The kernels serve sizes where
 the horizontal pass always comes first: nothing gets lower, or a square becomes a smaller square. A check at first use
 compares both, so that another Pillow is never silently different.
 """
@@ -20,23 +20,24 @@ FILTERS = frozenset({Image.Resampling.LANCZOS, Image.Resampling.BILINEAR, Image.
 CHECKED_SIZES = (((5, 7), (9, 21)), ((8, 6), (8, 3)), ((24, 24), (7, 7)), ((3, 3), (16, 16)), ((16, 9), (18, 4)))
 
 
-def resized(image: Image.Image, height_px: int, width_px: int, resample: int) -> Image.Image:
-    """An RGB picture, as `image.resize` gives it."""
-    if image.size == (width_px, height_px):
-        return image
+def resized(pixels: npt.NDArray[np.uint8], height_px: int, width_px: int, resample: int) -> npt.NDArray[np.uint8]:
+    """[H, W, 3] -> [height_px, width_px, 3], as `PIL.Image.resize` gives it."""
+    if pixels.shape[:2] == (height_px, width_px):
+        return pixels
     kind = Image.Resampling(int(resample))
-    if kind in FILTERS and _horizontal_comes_first(image, height_px, width_px) and is_native():
-        return Image.fromarray(_by_kernel(np.asarray(image), height_px, width_px, kind))
-    return image.resize((width_px, height_px), kind)
+    if kind in FILTERS and _horizontal_comes_first(*pixels.shape[:2], height_px, width_px):
+        library = _library()
+        if library is not None:
+            return _call(library, np.ascontiguousarray(pixels), height_px, width_px, kind)
+    return np.asarray(Image.fromarray(pixels).resize((width_px, height_px), kind))
 
 
 def is_native() -> bool:
     return _library() is not None
 
 
-def _horizontal_comes_first(image: Image.Image, height_px: int, width_px: int) -> bool:
-    is_square = image.width == image.height and width_px == height_px
-    return image.mode == "RGB" and (height_px >= image.height or is_square)
+def _horizontal_comes_first(height: int, width: int, height_px: int, width_px: int) -> bool:
+    return height_px >= height or (height == width and height_px == width_px)
 
 
 @lru_cache(maxsize=1)
@@ -56,14 +57,6 @@ def _agrees(library: ctypes.CDLL, size: tuple[int, int], target: tuple[int, int]
         np.array_equal(_call(library, pixels, *target, kind), np.asarray(image.resize(target[::-1], kind)))
         for kind in FILTERS
     )
-
-
-def _by_kernel(
-    pixels: npt.NDArray[np.uint8], height_px: int, width_px: int, kind: Image.Resampling
-) -> npt.NDArray[np.uint8]:
-    library = _library()
-    assert library is not None
-    return _call(library, np.ascontiguousarray(pixels), height_px, width_px, kind)
 
 
 def _call(

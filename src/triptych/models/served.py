@@ -117,7 +117,7 @@ def _contiguous_rows(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Patch embeddings come out of a convolution transposed, and every later sum keeps that order: each norm and matrix
-    product would copy its input (a quarter of the time of a SigLIP tower on the CPU)."""
+    product would copy its input (a twentieth of a SigLIP tower's time on the CPU)."""
     if args:
         return (args[0].contiguous(), *args[1:]), kwargs
     return args, kwargs | {"hidden_states": kwargs["hidden_states"].contiguous()}
