@@ -25,8 +25,7 @@ PREPROCESSOR = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def tiny_onevision():
     words = byte_tokenizer(("<image>", "<video>"), {"image": "<image>", "video": "<video>"})
     text = TEXT | dict(vocab_size=len(words), eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id)
     config = LlavaOnevisionConfig(
@@ -39,7 +38,12 @@ def served(tmp_path_factory):
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
     )
-    model = spread_weights(LlavaOnevisionForConditionalGeneration(config))
+    return spread_weights(LlavaOnevisionForConditionalGeneration(config)), words
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    model, words = tiny_onevision()
     folder = write_folder(tmp_path_factory.mktemp("onevision"), model, words, preprocessor=PREPROCESSOR)
     return folder, model, words
 

@@ -20,8 +20,10 @@ SECONDS = 2
 AUDIO = "<|audio_bos|><|AUDIO|><|audio_eos|>"
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
+EXTRACTOR = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": SECONDS}
+
+
+def tiny_audio():
     words = byte_tokenizer(("<|audio_bos|>", "<|audio_eos|>", "<|AUDIO|>"), {"audio": AUDIO})
     config = Qwen2AudioConfig(
         text_config=dict(
@@ -46,9 +48,13 @@ def served(tmp_path_factory):
         ),
         audio_token_index=words.convert_tokens_to_ids("<|AUDIO|>"),
     )
-    model = spread_weights(Qwen2AudioForConditionalGeneration(config))
-    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": SECONDS}
-    folder = write_folder(tmp_path_factory.mktemp("audio"), model, words, preprocessor=extractor)
+    return spread_weights(Qwen2AudioForConditionalGeneration(config)), words
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    model, words = tiny_audio()
+    folder = write_folder(tmp_path_factory.mktemp("audio"), model, words, preprocessor=EXTRACTOR)
     return folder, model, words
 
 

@@ -16,8 +16,6 @@ from blake3 import blake3
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedConfig
-from transformers.feature_extraction_utils import FeatureExtractionMixin
-from transformers.image_processing_backends import PilBackend
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from triptych.core.errors import InvalidRequest, UnknownModel
@@ -42,9 +40,12 @@ class ModelFolder:
     @cached_property
     def config(self) -> PreTrainedConfig:
         try:
-            return AutoConfig.from_pretrained(self.path, trust_remote_code=False, local_files_only=True)
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                self.path, trust_remote_code=False, local_files_only=True
+            )
         except (ValueError, KeyError, OSError) as error:
             raise InvalidRequest(f"config.json of {self.path.name}: {error}") from error
+        return config
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -57,11 +58,11 @@ class ModelFolder:
             tokenizer.chat_template = self.read_json("chat_template.json").get("chat_template")
         return tokenizer
 
-    def image_processor(self, overrides: dict[str, Any]) -> PilBackend:
+    def image_processor(self, overrides: dict[str, Any]) -> Any:
         """The PIL processor (torchvision is never used), with `overrides` on top of the folder's parameters."""
         return self._processor(AutoImageProcessor, overrides, backend="pil")
 
-    def feature_extractor(self, overrides: dict[str, Any]) -> FeatureExtractionMixin:
+    def feature_extractor(self, overrides: dict[str, Any]) -> Any:
         return self._processor(AutoFeatureExtractor, overrides)
 
     def _processor(self, kind: Any, overrides: dict[str, Any], **options: Any) -> Any:
@@ -117,7 +118,7 @@ def _tensors(file: Path) -> dict[str, Any]:
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         try:
-            header = json.loads(stream.read(min(header_bytes, MAX_HEADER_BYTES)))
+            header: dict[str, Any] = json.loads(stream.read(min(header_bytes, MAX_HEADER_BYTES)))
         except ValueError as error:
             raise InvalidRequest(f"{file.name} is not a safetensors file") from error
     header.pop("__metadata__", None)

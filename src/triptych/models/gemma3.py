@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import nn
-from transformers import PreTrainedModel
 
 from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem
@@ -61,7 +60,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """All pictures of a call as one batch."""
 
-    def tower(self) -> PreTrainedModel:
+    def tower(self) -> Any:
         return self.model.model.vision_tower
 
     def encoder_layers(self) -> list[nn.Module]:

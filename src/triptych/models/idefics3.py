@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.models.idefics3.image_processing_pil_idefics3 import (
     MAX_IMAGE_SIZE,
     _resize_output_size_rescale_to_max_len,
@@ -84,7 +83,8 @@ class Layout(ImageLayout):
         """Height and width after the stock processor's first resize."""
         longest = option_int(options, "longest_edge", self.longest_edge_px)
         height, width = _resize_output_size_rescale_to_max_len(height_px, width_px, max_len=longest)
-        return _resize_output_size_scale_below_upper_bound(height, width, max_len=MAX_IMAGE_SIZE)
+        limit: Any = MAX_IMAGE_SIZE
+        return _resize_output_size_scale_below_upper_bound(height, width, max_len=limit)
 
     def _splits(self, options: dict[str, Any]) -> bool:
         default = bool(self.image_processor.do_image_splitting) and options.get("detail") != "low"
@@ -103,9 +103,10 @@ class Layout(ImageLayout):
 
     def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         resample, tile = self.image_processor.resample, self.tile_px
-        rows, columns = self._grid(*pixels.shape[:2], options)
+        height_px, width_px = pixels.shape[:2]
+        rows, columns = self._grid(height_px, width_px, options)
         if not self.straight_to_tile or rows:
-            pixels = resized(pixels, *self._scaled(*pixels.shape[:2], options), resample)
+            pixels = resized(pixels, *self._scaled(height_px, width_px, options), resample)
         tiles = []
         if rows:
             pixels = resized(pixels, rows * tile, columns * tile, resample)
@@ -128,7 +129,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """Tiles of all items in one batch: they have one shape, so nothing is padded."""
 
-    def tower(self) -> PreTrainedModel:
+    def tower(self) -> Any:
         return self.model.model.vision_model
 
     def encoder_layers(self) -> list[nn.Module]:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
 from triptych.core.media import Modality
@@ -83,7 +82,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """Tiles of all items in one batch."""
 
-    def tower(self) -> PreTrainedModel:
+    def tower(self) -> Any:
         return self.model.model.vision_tower
 
     def encoder_layers(self) -> list[nn.Module]:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from triptych.core.errors import EmbeddingsRefused, InvalidMedia, InvalidRequest, PromptRefused, UnsupportedMedia
 from triptych.core.media import Decoded, DecodedImage, DecodeSpec, MediaHeader, Modality
@@ -78,7 +77,7 @@ class TextLayout:
             raise InvalidRequest(f"{folder.architecture} takes no media, so it has no processor parameters to set")
         self.folder = folder
         self.config = folder.config
-        self.tokenizer: PreTrainedTokenizerBase = folder.tokenizer
+        self.tokenizer: Any = folder.tokenizer
         self.placeholders: dict[Modality, str] = {}  # what a rendered template holds for one item
         self.surroundings: dict[Modality, str] = {}  # text that is tokenised together with what stands around it
         self.processor_key = processor_key(type(self).__name__)

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import nn
-from transformers import PreTrainedModel
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media import Modality
@@ -63,7 +62,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """All pictures of a call as one batch."""
 
-    def tower(self) -> PreTrainedModel:
+    def tower(self) -> Any:
         return self.model.model.vision_tower
 
     def encoder_layers(self) -> list[nn.Module]:
@@ -88,5 +87,5 @@ def intermediate_size(vision: Any) -> int:
 
 def layers_of(tower: nn.Module) -> list[nn.Module]:
     """The transformer layers of a tower, wherever its class keeps them: the longest list of modules in it."""
-    lists = [module for module in tower.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=len, default=nn.ModuleList()))
+    lists = [list(module) for module in tower.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.image_processing_utils import select_best_resolution
 
 from triptych.core.errors import InvalidRequest, UnsupportedMedia
@@ -155,7 +154,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """Tiles of pictures of one kind in one batch; clips one after another."""
 
-    def tower(self) -> PreTrainedModel:
+    def tower(self) -> Any:
         return self.model.model.vision_tower
 
     def encoder_layers(self) -> list[nn.Module]:

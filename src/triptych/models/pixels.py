@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers.image_processing_backends import PilBackend
 
 
 class PixelTable:
     """Rescaling and normalisation of one image processor, [channels, 256] float32."""
 
-    def __init__(self, image_processor: PilBackend) -> None:
+    def __init__(self, image_processor: Any) -> None:
         values = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=0)  # [C, 256, 1]
         levels: npt.NDArray[Any] = values
         if image_processor.do_rescale:
@@ -39,7 +38,7 @@ class PixelTable:
             np.take(levels, pixels[:, channel], out=out[:, channel], mode="clip")
         return out
 
-    def stock_geometry(self, image_processor: PilBackend, images: Any, **options: Any) -> Any:
+    def stock_geometry(self, image_processor: Any, images: Any, **options: Any) -> Any:
         """The stock processor's output for `images`, its geometry on uint8 and its arithmetic by table."""
         out = image_processor.preprocess(images, do_rescale=False, do_normalize=False, return_tensors="np", **options)
         pixels = np.asarray(out["pixel_values"])

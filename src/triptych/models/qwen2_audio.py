@@ -7,9 +7,9 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask
 
 from triptych.core.errors import BudgetExceeded, EmbeddingsRefused, InvalidMedia, InvalidRequest, UnsupportedMedia
@@ -88,7 +88,7 @@ class Layout(TextLayout):
             return_tensors="np",
         )
         frames = int(out["attention_mask"].sum())
-        features = {
+        features: dict[str, npt.NDArray[Any]] = {
             "input_features": np.ascontiguousarray(out["input_features"], dtype=np.float32),
             "num_frames": np.array([frames], dtype=np.int64),
         }
@@ -101,7 +101,7 @@ class Layout(TextLayout):
 class Served(StockModel):
     """Every item fills the same window, so a call is one batch with a mask."""
 
-    def tower(self) -> PreTrainedModel:
+    def tower(self) -> Any:
         return self.model.model.audio_tower
 
     def encoder_layers(self) -> list[nn.Module]:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from triptych.core.errors import EmbeddingsRefused, InvalidMedia, UnsupportedMedia
@@ -134,7 +133,8 @@ class Layout(ImageLayout):
         return low, high
 
     def resized(self, height_px: int, width_px: int, low: int, high: int) -> tuple[int, int]:
-        return smart_resize(height_px, width_px, self.factor_px, low, high)
+        height_px, width_px = smart_resize(height_px, width_px, self.factor_px, low, high)
+        return height_px, width_px
 
     def resized_video(self, height_px: int, width_px: int, num_frames: int, options: dict[str, Any]) -> tuple[int, int]:
         low, high = self.video_pixels
@@ -147,13 +147,14 @@ class Layout(ImageLayout):
     # pixels
 
     def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        height_px, width_px = self.resized(*pixels.shape[:2], *self.pixel_limits(options))
+        low, high = self.pixel_limits(options)
+        height_px, width_px = self.resized(pixels.shape[0], pixels.shape[1], low, high)
         patches = self.patches(pixels[None], height_px, width_px)
         grid = np.array([[1, height_px // self.patch_px, width_px // self.patch_px]], dtype=np.int64)
         return {"pixel_values": patches, "grid_thw": grid}
 
     def patches(self, frames: npt.NDArray[np.uint8], height_px: int, width_px: int) -> npt.NDArray[np.float32]:
-        """[F, H, W, C] -> [steps * h * w, C * temporal * patch * patch]; the last frame is repeated to fill its step."""
+        """[F, H, W, C] -> [steps * h * w, C * temporal * patch * patch]; the last frame fills its step."""
         resample = self.image_processor.resample
         frames = np.stack([resized(frame, height_px, width_px, resample) for frame in frames])
         missing = -len(frames) % self.temporal
@@ -174,7 +175,10 @@ class Layout(ImageLayout):
         plan = FramePlan(tuple(range(num_frames)), tuple(decoded.times_s.tolist()), step_s)
         size = self.video_size(height_px, width_px, plan, options)
         patches = self.patches(decoded.frames, size.grid[1] * self.patch_px, size.grid[2] * self.patch_px)
-        features = {"pixel_values": patches, "grid_thw": np.array([size.grid], dtype=np.int64)}
+        features: dict[str, npt.NDArray[Any]] = {
+            "pixel_values": patches,
+            "grid_thw": np.array([size.grid], dtype=np.int64),
+        }
         return ProcessedItem(size, features, self.batch_key(size))
 
     # prompt
@@ -190,15 +194,15 @@ class Layout(ImageLayout):
         t, h, w = item.size.grid
         interval = 1.0
         if item.modality is Modality.VIDEO and len(item.size.times_s) > 1:
-            interval = getattr(self.config.vision_config, "tokens_per_second", None)
-            interval = 1.0 if interval is None else interval * item.size.times_s[1]
+            per_second = getattr(self.config.vision_config, "tokens_per_second", None)
+            interval = 1.0 if per_second is None else per_second * item.size.times_s[1]
         return [GridRun(item.start, (t, h // self.merge, w // self.merge), interval)]
 
 
 class Served(StockModel):
     """All items of a call go through the tower as one packed sequence, no padding."""
 
-    def tower(self) -> PreTrainedModel:
+    def tower(self) -> Any:
         return self.model.model.visual
 
     def encoder_layers(self) -> list[nn.Module]:
@@ -208,10 +212,11 @@ class Served(StockModel):
         pixels = torch.cat([self.feature(item, "pixel_values") for item in items])
         grids = torch.cat([self.feature(item, "grid_thw") for item in items])
         rows = self.tower_rows(self.model.model.visual(pixels, grid_thw=grids))
-        return list(rows.split([item.num_embeds for item in items]))
+        return list(torch.split(rows, [item.num_embeds for item in items]))
 
     def tower_rows(self, output: Any) -> torch.Tensor:
-        return output.pooler_output
+        rows: torch.Tensor = output.pooler_output
+        return rows
 
     def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
         return positions.expand(3, -1)[:, None]

@@ -30,9 +30,12 @@ class Layout(qwen2_vl.Layout):
         high = option_int(options, "max_pixels", high, low)
         frames = max(num_frames, self.temporal)
         try:
-            return smart_resize_video(frames, height_px, width_px, self.temporal, self.factor_px, low, high)
+            height_px, width_px = smart_resize_video(
+                frames, height_px, width_px, self.temporal, self.factor_px, low, high
+            )
         except ValueError as error:
             raise InvalidMedia(f"a video of {width_px}x{height_px} pixels: {error}") from error
+        return height_px, width_px
 
     def step_times_s(self, plan: FramePlan, steps: int) -> tuple[float, ...]:
         """Of each temporal step the middle between its first and last frame."""
@@ -72,7 +75,7 @@ class Served(qwen2_vl.Served):
         order = torch.argsort(media_rows)
         is_media = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
         is_media[0, media_rows] = True
-        levels = media_embeds[order].split(self.info.hidden_size, dim=-1)[1:]
+        levels = torch.split(media_embeds[order], self.info.hidden_size, dim=-1)[1:]
         return {"visual_pos_masks": is_media, "deepstack_visual_embeds": list(levels)}
 
 

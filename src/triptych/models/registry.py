@@ -50,7 +50,8 @@ def load_layout(name: str | Path, overrides: dict[str, Any] | None = None) -> La
     Raises UnknownModel, and InvalidRequest for an unsupported architecture or an unreadable folder.
     """
     folder = find_folder(name)
-    return _family(folder).Layout(folder, overrides or {})
+    layout: Layout = _family(folder).Layout(folder, overrides or {})
+    return layout
 
 
 def load_served_model(
@@ -60,7 +61,8 @@ def load_served_model(
     folder = find_folder(name)
     served = _family(folder).Served
     model = load_stock(folder, choose_dtype(folder, dtype), choose_device(device))
-    return served(model, describe(folder, _embed_multiple(folder)), tower_attention)
+    made: ServedModel = served(model, describe(folder, _embed_multiple(folder)), tower_attention)
+    return made
 
 
 def read_model_info(name: str | Path) -> ModelInfo:

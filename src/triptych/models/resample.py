@@ -25,7 +25,8 @@ def resized(pixels: npt.NDArray[np.uint8], height_px: int, width_px: int, resamp
     if pixels.shape[:2] == (height_px, width_px):
         return pixels
     kind = Image.Resampling(int(resample))
-    if kind in FILTERS and _horizontal_comes_first(*pixels.shape[:2], height_px, width_px):
+    height, width = pixels.shape[:2]
+    if kind in FILTERS and _horizontal_comes_first(height, width, height_px, width_px):
         library = _library()
         if library is not None:
             return _call(library, np.ascontiguousarray(pixels), height_px, width_px, kind)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.prepared import EncoderItem
@@ -26,7 +26,7 @@ BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})  # frequencies follow 
 class StockModel:
     """Owner of the weights, on one device, in one dtype. Called from the engine's thread under inference mode."""
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, tower_attention: str = "sdpa") -> None:
+    def __init__(self, model: Any, info: ModelInfo, tower_attention: str = "sdpa") -> None:
         self.model = model
         self.info = info
         self.language = self.find_language(model)
@@ -44,12 +44,12 @@ class StockModel:
         self.softcap: float | None = getattr(self.language.config, "final_logit_softcapping", None)
 
     @staticmethod
-    def find_language(model: PreTrainedModel) -> PreTrainedModel:
+    def find_language(model: Any) -> Any:
         """The decoder stack without its head."""
         inner = model.base_model
         return getattr(inner, "language_model", None) or getattr(inner, "text_model", None) or inner
 
-    def tower(self) -> PreTrainedModel | None:
+    def tower(self) -> Any:
         """The encoder, or None for a text-only model."""
         return None
 
@@ -71,7 +71,8 @@ class StockModel:
         """[T] int64 -> [T, D]. Ids that stand for media may lie past the table: they read row 0."""
         if self._has_ids_past_table:
             token_ids = torch.where(token_ids < self._table.num_embeddings, token_ids, 0)
-        return self._table(token_ids)
+        embeds: torch.Tensor = self._table(token_ids)
+        return embeds
 
     def forward(
         self,
@@ -89,7 +90,8 @@ class StockModel:
             paged=batch,
             **self.extra_inputs(embeds, media_rows, media_embeds),
         )
-        return output.last_hidden_state[0]
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
 
     def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
         return positions[:1]
@@ -101,7 +103,7 @@ class StockModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, D] -> [N, V] float32."""
-        logits = self.head(hidden).float()
+        logits: torch.Tensor = self.head(hidden).float()
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
@@ -128,7 +130,7 @@ def _highest_media_id(config: PreTrainedConfig) -> int:
     return max((value for name in names if isinstance(value := getattr(config, name, None), int)), default=0)
 
 
-def load_stock(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def load_stock(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> Any:
     """The stock class of the folder's architecture, weights from safetensors, in evaluation mode."""
     register()
     folder.weight_files  # noqa: B018  refuses a folder of other formats
@@ -201,9 +203,8 @@ def kv_specs(config: PreTrainedConfig) -> tuple[KvSpec, ...]:
 
 def _check_rope(config: PreTrainedConfig) -> None:
     parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = {parameters.get("rope_type")} | {
-        value.get("rope_type") for value in parameters.values() if isinstance(value, dict)
-    }
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    kinds = {str(own.get("rope_type")) for own in [parameters, *nested]}
     refused = sorted(kinds & BATCH_DEPENDENT_ROPE)
     if refused:
         raise InvalidRequest(f"rope type {refused[0]!r} depends on the longest sequence of a batch; it is not served")

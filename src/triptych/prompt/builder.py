@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import Tier
@@ -64,7 +63,7 @@ class PromptBuilder:
     def __init__(
         self,
         layout: Layout,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Any,
         info: ModelInfo,
         *,
         dtype: str = "auto",
@@ -216,12 +215,16 @@ class PromptBuilder:
     ) -> Rendered:
         num_chars = sum(_num_chars(message.get("content")) for message in messages)
         self._check_chars(num_chars, "messages")
-        return await self._maybe_off_loop(num_chars, lambda: self.template.render(messages, tools, **options))
+        rendered: Rendered = await self._maybe_off_loop(
+            num_chars, lambda: self.template.render(messages, tools, **options)
+        )
+        return rendered
 
     async def _completion_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             self._check_chars(len(prompt), "prompt")
-            return await self._maybe_off_loop(len(prompt), lambda: self.tokenizer.encode(prompt))
+            token_ids: list[int] = await self._maybe_off_loop(len(prompt), lambda: self.tokenizer.encode(prompt))
+            return token_ids
         wrong = next((token for token in prompt if not 0 <= token < self.info.vocab_size), None)
         if wrong is not None:
             raise PromptRefused(

@@ -88,15 +88,16 @@ class ChatTemplate:
     def _surround(self, text: str) -> str:
         for kind, surrounded in self._layout.surroundings.items():
             own = re.escape(self._layout.placeholders[kind])
-            text = re.sub(f"(?<!{_CONTROL_TOKEN_START}){own}", lambda _, surrounded=surrounded: surrounded, text)
+            text = surrounded.join(re.split(f"(?<!{_CONTROL_TOKEN_START}){own}", text))
         return text
 
     def _apply(self, messages: list[dict[str, Any]], **options: Any) -> str:
         continued = messages[-1]["role"] == "assistant" and not options.get("add_generation_prompt", True)
         try:
-            return self._tokenizer.apply_chat_template(
+            text: Any = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, continue_final_message=continued, **options
             )
+            return str(text)
         except TemplateError as error:
             raise PromptRefused(f"the chat template refuses these messages: {error}", param="messages") from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
+from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -25,14 +26,14 @@ class Vocabulary:
         """The bytes of one token in a text; empty for an id without a token."""
         if token_id in self._added:
             return self._added[token_id].encode()
-        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        token: Any = self._tokenizer.convert_ids_to_tokens(token_id)
         if token is None:
             return b""
         if self._is_byte_level:
             return b"".join(_BYTES[char] if char in _BYTES else char.encode() for char in token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
-        return token.replace(SPACE, " ").encode()
+        return bytes(token.replace(SPACE, " ").encode())
 
     @cached_property
     def _is_byte_level(self) -> bool:
