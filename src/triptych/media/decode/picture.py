@@ -26,7 +26,7 @@ from triptych.core.errors import BudgetExceeded, InvalidMedia
 from triptych.core.media import MediaHeader, Modality
 from triptych.media.budget import DecodeGuard
 from triptych.media.decode.animation import frame_delays_s
-from triptych.media.sniff import GIF, JPEG, WEBP, Kind
+from triptych.media.sniff import GIF, JPEG, PNG, WEBP, Kind
 
 MAX_JPEG_SCANS = 100  # a progressive file may ask for thousands of passes over the whole picture
 
@@ -64,7 +64,22 @@ def open_picture(data: bytes, kind: Kind) -> ImageFile:
     """Parse the header; no pixels yet. Call within `picture_errors`."""
     if kind is JPEG and data.count(b"\xff\xda") > MAX_JPEG_SCANS:
         raise ValueError("too many scans")
-    return _PLUGINS[kind.opener](io.BytesIO(data))
+    picture = _PLUGINS[kind.opener](io.BytesIO(data))
+    if kind is PNG:
+        # Pillow would decode the whole picture to look for a block that may come after the pixels.
+        picture.info["exif"] = _png_exif(data)
+    return picture
+
+
+def _png_exif(data: bytes) -> bytes:
+    """The eXIf chunk's content, or nothing."""
+    at = 8
+    while at + 8 <= len(data):
+        num_bytes, name = struct.unpack_from(">I4s", data, at)
+        if name == b"eXIf":
+            return b"Exif\0\0" + data[at + 8 : at + 8 + num_bytes]
+        at += 12 + num_bytes
+    return b""
 
 
 def orientation_of(picture: ImageFile) -> int:
@@ -83,6 +98,7 @@ def inspect_picture(data: bytes, kind: Kind, modality: Modality, guard: DecodeGu
     with picture_errors(kind):
         picture = open_picture(data, kind)
         width_px, height_px = picture.size
+        guard.see_picture(width_px, height_px)
         if orientation_of(picture) >= 5:
             width_px, height_px = height_px, width_px
     if width_px < 1 or height_px < 1:
