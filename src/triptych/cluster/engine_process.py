@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from triptych.understand.remote import RemoteEngine
 LOGGER = logging.getLogger("triptych.cluster")
 STOP_TIMEOUT_S = 10.0
 RESTART_DELAYS_S = (0.5, 2.0, 10.0, 30.0)
+# Threads that spin at a barrier while another process wants their core make a step ten times slower (docs/log.md).
+_THREADS_SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class EngineProcess:
@@ -88,7 +91,7 @@ class EngineProcess:
         engine = RemoteEngine(f"ipc://{self._folder}/engine-{self.num_restarts}")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", self._module, f"ipc://{self._folder}/engine-{self.num_restarts}",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**_THREADS_SLEEP, **os.environ},
         )  # fmt: skip
         self._process = process
         assert process.stdin is not None
