@@ -41,6 +41,7 @@ def stock_greedy(model: PreTrainedModel, num_new: int, **inputs: Any) -> list[in
     """The tokens of `generate`, alone in its batch, with eager attention."""
     model.set_attn_implementation("eager")
     length = inputs["input_ids"].shape[1]
+    model.generation_config.eos_token_id = None  # an end token is a token like any other here
     with torch.inference_mode():
-        out = model.generate(**inputs, max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False)
+        out = model.generate(**inputs, max_new_tokens=num_new, do_sample=False)
     return out[0, length:].tolist()

@@ -51,6 +51,20 @@ class _Sequence:
         return later
 
 
+def first_logits(served, prompt: Prompt, num_axes: int = 1) -> torch.Tensor:
+    """[V] float32: what the model says after the prompt."""
+    kv = PagedKv(
+        served.info.kv, num_blocks=128, block_size_tokens=BLOCK_TOKENS, dtype=served.dtype, device=served.device
+    )
+    with torch.inference_mode():
+        sequence = _start(served, prompt, 0, 1)
+        num_new = len(sequence.token_ids)
+        embeds = served.embed(torch.tensor(sequence.token_ids))
+        where = torch.from_numpy(sequence.positions(num_new, num_axes))
+        hidden = served.forward(embeds, where, build_batch(kv, [SequenceStep(sequence.table, 0, num_new)]))
+        return served.logits(hidden[-1:])[0]
+
+
 def run_greedy(served, prompts: list[Prompt], num_new: int, chunk: int = 10_000, num_axes: int = 1) -> list[list[int]]:
     """The greedy tokens of every prompt, all in one packed batch."""
     info = served.info

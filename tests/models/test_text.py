@@ -10,7 +10,7 @@ from triptych.core.errors import InvalidRequest, UnknownModel
 from triptych.models.registry import FAMILIES, list_supported, load_layout, load_served_model, read_model_info
 
 from .folders import spread_weights, stock_greedy, write_folder
-from .packed import Prompt, run_greedy
+from .packed import Prompt, first_logits, run_greedy
 from .tokens import byte_tokenizer
 
 COMMON = dict(
@@ -23,10 +23,15 @@ COMMON = dict(
     max_position_embeddings=512,
     bos_token_id=None,
 )
+MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 EXTRA = {
     "MistralForCausalLM": dict(sliding_window=7),
     "Gemma2ForCausalLM": dict(sliding_window=6, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     "Gemma3ForCausalLM": dict(sliding_window=6),
+    "MixtralForCausalLM": dict(num_local_experts=3, num_experts_per_tok=2),
+    "Qwen2MoeForCausalLM": MOE | dict(shared_expert_intermediate_size=24),
+    "Qwen3MoeForCausalLM": MOE,
+    "Starcoder2ForCausalLM": dict(sliding_window=9),
     "Phi3ForCausalLM": dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}),
 }
 
@@ -54,6 +59,9 @@ def test_packed_greedy_equals_generate(architecture, tmp_path):
     assert expected == run_greedy(served, packed, 10)
     assert expected == run_greedy(served, packed, 10, chunk=5)
     assert len({token for tokens in expected for token in tokens}) > 1
+    with torch.inference_mode():
+        exact = model(torch.tensor([prompts[0]])).logits[0, -1].float()
+    assert torch.allclose(exact, first_logits(served, packed[0]), atol=1e-4)
 
 
 def test_info_describes_the_folder(tmp_path):
@@ -100,6 +108,17 @@ def test_pickled_weights_are_refused(tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
     with pytest.raises(InvalidRequest, match="safetensors"):
+        load_served_model(folder)
+
+
+def test_quantised_weights_are_refused(tmp_path):
+    """The error names the method."""
+    model, tokenizer = tiny("LlamaForCausalLM")
+    folder = write_folder(tmp_path, model, tokenizer)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "awq"}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(InvalidRequest, match="awq"):
         load_served_model(folder)
 
 

@@ -135,6 +135,9 @@ def load_stock(folder: ModelFolder, dtype: torch.dtype, device: torch.device) ->
     register()
     folder.weight_files  # noqa: B018  refuses a folder of other formats
     _check_rope(folder.config.get_text_config())
+    if "quantization_config" in folder.raw_config:
+        method = folder.raw_config["quantization_config"].get("quant_method", "unnamed")
+        raise InvalidRequest(f"{folder.path.name} holds weights quantised by {method}; float weights are served")
     kind = getattr(transformers, folder.architecture)
     try:
         model = kind.from_pretrained(
@@ -145,7 +148,7 @@ def load_stock(folder: ModelFolder, dtype: torch.dtype, device: torch.device) ->
             local_files_only=True,
             attn_implementation="eager",
         )
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         raise InvalidRequest(f"weights of {folder.path.name} cannot be loaded: {error}") from error
     return model.to(device).eval()
 

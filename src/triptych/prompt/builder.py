@@ -78,6 +78,7 @@ class PromptBuilder:
         self.max_tokens = min(max_tokens or info.max_tokens, info.max_tokens)
         self.template = ChatTemplate(tokenizer, layout)
         self.vocabulary = Vocabulary(tokenizer)
+        self._max_token_chars = self.vocabulary.max_token_chars  # read here: the first request should not wait for it
         self.tool_style = tool_style(tokenizer.chat_template)
         self._dtype = dtype
         self._time = time or MonotonicClock()
@@ -237,7 +238,7 @@ class PromptBuilder:
 
     def _check_chars(self, num_chars: int, param: str) -> None:
         """Refuse an endless prompt before it is tokenised: no token is longer than the longest one."""
-        at_least = num_chars // self.vocabulary.max_token_chars
+        at_least = num_chars // self._max_token_chars
         if at_least > self.max_tokens:
             raise PromptRefused(
                 f"the prompt has at least {at_least} tokens, the model's context is {self.max_tokens}", param=param
