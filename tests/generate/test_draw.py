@@ -1,0 +1,76 @@
+"""`draw`: a prompt to a file, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from triptych.core.errors import BudgetExceeded, InvalidRequest, UnsupportedMedia
+from triptych.generate.draw import DrawOptions, draw
+from triptych.generate.events import GenerateEvent, PreviewEvent, StepEvent
+
+from .conftest import Toys
+
+
+def pixels_of(path: Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+OPTIONS = DrawOptions(width_px=32, height_px=32, num_steps=4, seed=1, num_previews=1)
+
+
+async def test_a_prompt_becomes_a_file(toys: Toys, tmp_path: Path):
+    """The file is the picture; progress and a preview were seen on the way; nothing else was left behind."""
+    seen: list[GenerateEvent] = []
+    out = tmp_path / "out.png"
+    drawn = await draw("a cat", out, folder=toys.folder("pixart"), options=OPTIONS, on_event=seen.append)
+
+    assert pixels_of(out).shape == (32, 32, 3)
+    assert [event.step for event in seen if isinstance(event, StepEvent)] == [1, 2, 3, 4]
+    assert sum(isinstance(event, PreviewEvent) for event in seen) == 1
+    assert drawn.stage_ms["denoise_ms"] > 0
+    assert os.listdir(tmp_path) == ["out.png"]
+
+
+async def test_the_same_seed_draws_the_same_picture(toys: Toys, tmp_path: Path):
+    """Two calls with one seed write equal pictures."""
+    pictures = []
+    for name in ("a.png", "b.png"):
+        await draw("a cat", tmp_path / name, folder=toys.folder("pixart"), options=OPTIONS)
+        pictures.append(pixels_of(tmp_path / name))
+
+    assert (pictures[0] == pictures[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "words"),
+    [
+        ("out.gif", {}, InvalidRequest, "must end in .png, .jpg, .jpeg, .webp, .mp4, got 'out.gif'"),
+        ("none/out.png", {}, InvalidRequest, "no folder"),
+        ("out.mp4", {}, InvalidRequest, "draws pictures, not clips"),
+        ("out.png", {"num_steps": 1000}, BudgetExceeded, "max_steps is 150"),
+        ("out.png", {"width_px": 33}, InvalidRequest, "multiple of 4"),
+    ],
+)
+async def test_mistakes_leave_no_file(toys: Toys, tmp_path: Path, name: str, options: dict, kind: type, words: str):
+    """Each mistake is named, and nothing is written."""
+    with pytest.raises(kind) as caught:
+        await draw("a cat", tmp_path / name, folder=toys.folder("pixart"), options=DrawOptions(**options))
+
+    assert words in str(caught.value)
+    assert not os.listdir(tmp_path)
+
+
+async def test_an_unknown_pipeline_is_refused_with_the_list(tmp_path: Path):
+    """A folder of another kind says which kinds are served; a foreign library's code is not imported."""
+    (tmp_path / "model_index.json").write_text('{"_class_name": "ShapEPipeline"}')
+    with pytest.raises(UnsupportedMedia, match=r"'ShapEPipeline' is not served; supported: FluxPipeline, LTXPipeline"):
+        await draw("x", tmp_path / "o.png", folder=tmp_path)
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline", "vae": ["evil_module", "Vae"]}')
+    with pytest.raises(UnsupportedMedia, match="'vae' is of 'evil_module'"):
+        await draw("x", tmp_path / "o.png", folder=tmp_path)
