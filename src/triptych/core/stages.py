@@ -7,6 +7,7 @@ time from the first start to the last end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -43,6 +44,15 @@ class StageClock:
         elapsed_ms = max(0.0, now_s - self._edge_s) * 1e3
         self.ms[stage.value] = self.ms.get(stage.value, 0.0) + elapsed_ms
         self._edge_s = max(self._edge_s, now_s)
+
+    def take(self, ms: Mapping[str, float], ended_s: float, *, gap: StrEnum) -> None:
+        """Stages that another process measured, the last of which ended at `ended_s` of the same monotonic clock. What
+        lies between the edge here and their beginning goes to `gap`."""
+        self.close(gap, ended_s - sum(ms.values()) / 1e3)
+        for stage, elapsed_ms in ms.items():
+            now_s = min(self._edge_s + elapsed_ms / 1e3, ended_s)
+            self.ms[stage] = self.ms.get(stage, 0.0) + max(0.0, now_s - self._edge_s) * 1e3
+            self._edge_s = max(self._edge_s, now_s)
 
     @property
     def edge_s(self) -> float:

@@ -128,11 +128,8 @@ class Call:
         self.first_token_s = now_s
         engine_ms = event.stage_ms or {Stage.LLM_PREFILL.value: 0.0}
         sent_s = min(event.sent_s or now_s, now_s)
-        receipt_s = sent_s - sum(engine_ms.values()) / 1e3
         queue = Stage.ENCODER_QUEUE if self.record.kind == "multimodal" else Stage.LLM_QUEUE
-        self.clock.close(queue, receipt_s)
-        for stage, ms in engine_ms.items():
-            self.clock.close(Stage(stage), min(self.clock.edge_s + ms / 1e3, sent_s))
+        self.clock.take(engine_ms, sent_s, gap=queue)
         if self.streaming:
             self._waits_for_first_byte = True
         else:
