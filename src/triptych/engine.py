@@ -53,15 +53,19 @@ class Engine:
     def __init__(self, model: str = "tiny-vl", *, config: Config | None = None) -> None:
         self._config = config or Config(models=(ModelConfig(path=model),))
         self._clock = MonotonicClock()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="triptych-front", daemon=True)
         self._house: House | None = None
 
     def start(self) -> Engine:
         """Load the model. Raises UnknownModel, InvalidRequest."""
         self._house = House(self._config, in_process=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="triptych-front", daemon=True)
         self._thread.start()
-        self._run(self._house.start()).result()
+        try:
+            self._run(self._house.start()).result()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def close(self) -> None:
