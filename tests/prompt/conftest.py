@@ -12,6 +12,7 @@ from tests.models.conftest import single_thread
 from tests.models.folders import stock_greedy, write_folder
 from tests.models.parity import drawing
 from tests.models.test_image_families import FAMILIES
+from tests.models.test_qwen2_audio import EXTRACTOR, tiny_audio
 from tests.models.test_qwen2_vl import PREPROCESSOR, stock_inputs, tiny
 from tests.models.test_qwen3_vl import PREPROCESSOR as PREPROCESSOR3
 from tests.models.test_qwen3_vl import tiny_qwen3
@@ -23,6 +24,7 @@ from triptych.prompt.builder import load_prompt_builder
 from triptych.testing.clock import FakeClock
 
 __all__ = [
+    "EXTRACTOR",
     "FAMILIES",
     "PREPROCESSOR",
     "PREPROCESSOR3",
@@ -31,6 +33,7 @@ __all__ = [
     "stock_greedy",
     "stock_inputs",
     "tiny",
+    "tiny_audio",
     "tiny_qwen3",
     "write_folder",
 ]

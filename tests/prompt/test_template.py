@@ -122,3 +122,19 @@ def test_tools_reach_the_template(layout, template):
 
     assert "look<|im_end|>" in text_of(layout, rendered)
     assert end not in rendered.token_ids
+
+
+def test_past_tool_calls_are_values_in_the_template(layout, template):
+    """Arguments come as JSON text and are written once, not as a string inside a string."""
+    source = (
+        "{% for m in messages %}{% for c in m.get('tool_calls', []) %}{{ c['function']['arguments'] | tojson }}"
+        "{% endfor %}{{ m['content'] }}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "red"}'}}
+    messages = [
+        {"role": "user", "content": "how"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "the", "tool_call_id": "1"},
+    ]
+
+    assert text_of(layout, template(source).render(messages)) == 'how{"at": "red"}the'

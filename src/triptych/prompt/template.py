@@ -6,6 +6,7 @@ strings (an `<image>` in pasted markup, an end-of-turn token) become plain text 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,7 +110,10 @@ class ChatTemplate:
             raise PromptRefused(
                 f"role {role!r} is not one of {', '.join(sorted(ROLES))}", param=f"messages.{index}.role"
             )
-        plain = {key: mark_control_tokens(value, self._control) for key, value in message.items() if key != "content"}
+        rest = {key: value for key, value in message.items() if key != "content"}
+        if rest.get("tool_calls"):
+            rest["tool_calls"] = [_with_parsed_arguments(call) for call in rest["tool_calls"]]
+        plain = mark_control_tokens(rest, self._control)
         content = message.get("content")
         if isinstance(content, list):
             plain["content"] = self._content(content, parts)
@@ -156,6 +160,18 @@ class ChatTemplate:
             return self._apply([{"role": "user", "content": content}], add_generation_prompt=True)
         except PromptRefused:
             return ""
+
+
+def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAI form has arguments as JSON text; templates write them out again as JSON, so they want the value."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return call | {"function": function | {"arguments": arguments}}
 
 
 def _control_pattern(tokenizer: PreTrainedTokenizerBase, layout: Placeholders) -> re.Pattern[str]:
