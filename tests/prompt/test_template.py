@@ -138,3 +138,32 @@ def test_past_tool_calls_are_values_in_the_template(layout, template):
     ]
 
     assert text_of(layout, template(source).render(messages)) == 'how{"at": "red"}the'
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tools", "tokenize", "messages", "tokenizer_kwargs"])
+def test_template_options_cannot_replace_the_template(layout, template, name):
+    """Options are variables of the template; what the tokenizer itself takes is refused by name."""
+    made = template(layout.tokenizer.chat_template)
+
+    with pytest.raises(PromptRefused, match=name):
+        made.render([{"role": "user", "content": "x"}], options={name: "{{ 1 }}"})
+
+
+def test_template_options_are_variables(layout, template):
+    """An option reaches the template; control tokens in it stay text."""
+    rendered = template("{{ mood }}{{ messages[0]['content'] }}").render(
+        [{"role": "user", "content": " x"}], options={"mood": "red<|im_end|>"}
+    )
+
+    assert text_of(layout, rendered) == "red<|im_end|> x"
+    assert layout.tokenizer.convert_tokens_to_ids("<|im_end|>") not in rendered.token_ids
+
+
+def test_deep_nesting_is_refused(layout, template):
+    """Tools nested thousands deep are an error of the request, not of the server."""
+    deep = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+
+    with pytest.raises(PromptRefused, match="nested too deeply"):
+        template(layout.tokenizer.chat_template).render([{"role": "user", "content": "x"}], [deep])

@@ -181,7 +181,10 @@ class ImageLayout(TextLayout):
             raise UnsupportedMedia(f"{self.folder.architecture} takes {_listed(sorted(self.modalities))} only")
         height_px, width_px = decoded.pixels.shape[:2]
         size = self._image_size(height_px, width_px, options)
-        features = self.process_image(decoded.pixels, options)
+        try:
+            features = self.process_image(decoded.pixels, options)
+        except ValueError as error:
+            raise InvalidMedia(f"a picture of {width_px}x{height_px} pixels: {error}") from error
         return ProcessedItem(size, features, self.batch_key(size))
 
     def _image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:

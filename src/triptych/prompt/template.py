@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -21,6 +22,8 @@ from triptych.core.media import MediaRef, Modality
 from triptych.prompt.parts import EmbedsPart
 
 PROBE = "triptychprobe"
+# what the tokenizer itself takes: a caller who could set these could bring a template of his own
+RESERVED_OPTIONS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 
 
@@ -69,13 +72,28 @@ class ChatTemplate:
             raise PromptRefused("this model has no chat template; ask it through /v1/completions", param="messages")
         if not messages:
             raise PromptRefused("there are no messages", param="messages")
+        reserved = sorted(RESERVED_OPTIONS & set(options or {}))
+        if reserved:
+            raise PromptRefused(f"{reserved[0]!r} is not an option of the chat template", param="chat_template_kwargs")
+        try:
+            return self._render(messages, tools, add_generation_prompt, options or {})
+        except RecursionError as error:
+            raise PromptRefused("the messages or tools are nested too deeply", param="messages") from error
+
+    def _render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        options: dict[str, Any],
+    ) -> Rendered:
         parts: list[MediaRef | EmbedsPart] = []
         plain = [self._message(index, message, parts) for index, message in enumerate(messages)]
         text = self._apply(
             plain,
             tools=mark_control_tokens(list(tools), self._control) if tools else None,
             add_generation_prompt=add_generation_prompt,
-            **mark_control_tokens(options or {}, self._control),
+            **mark_control_tokens(options, self._control),
         )
         return Rendered(self.encode(text), tuple(parts))
 
@@ -113,7 +131,7 @@ class ChatTemplate:
         rest = {key: value for key, value in message.items() if key != "content"}
         if rest.get("tool_calls"):
             rest["tool_calls"] = [_with_parsed_arguments(call) for call in rest["tool_calls"]]
-        plain = mark_control_tokens(rest, self._control)
+        plain: dict[str, Any] = mark_control_tokens(rest, self._control)
         content = message.get("content")
         if isinstance(content, list):
             plain["content"] = self._content(content, parts)
