@@ -13,6 +13,7 @@ import click
 import msgspec
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.progress import Progress
 
 from triptych.core.config import Config, EngineConfig, HttpConfig, Tenant, load_config
 from triptych.core.errors import TriptychError
@@ -22,7 +23,7 @@ ERR = Console(stderr=True)
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class Bytes(click.ParamType):
+class Bytes(click.ParamType):  # type: ignore[type-arg]
     """A number of bytes: 1073741824, 512MiB, 2GB."""
 
     name = "bytes"
@@ -102,6 +103,32 @@ def ask(
         click.echo()
         if stages:
             OUT.print(waterfall(answer))
+
+
+@main.command()
+@click.argument("prompt")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help=".png, .jpg, .webp or .mp4")
+@click.option("--model", default="tiny-image", show_default=True, help="A diffusers folder or an embedded model.")
+@click.option("--width-px", type=int, help="[the model's own]")
+@click.option("--height-px", type=int, help="[the model's own]")
+@click.option("--steps", "num_steps", type=int, help="Denoising steps.  [the model's own]")
+@click.option("--guidance", "guidance_scale", type=float, help="[the model's own]")
+@click.option("--negative-prompt", help="What should not be in it.")
+@click.option("--seed", type=int, help="The same seed gives the same picture.  [drawn]")
+@click.option("--frames", "num_frames", type=int, help="Frames of a clip.")
+def draw(prompt: str, output: Path, model: str, **options: Any) -> None:
+    """Draw PROMPT to a file, in this process."""
+    from triptych.launch import draw_to_file
+
+    with _plain_errors(), Progress(console=ERR, transient=True) as progress:
+        task = progress.add_task("loading", total=None)
+        drawn = draw_to_file(
+            prompt, output, model, options, lambda step, total: progress.update(
+                task, description="drawing", completed=step, total=total
+            ),
+        )  # fmt: skip
+    stages = ", ".join(f"{stage} {ms:.0f}" for stage, ms in drawn.stage_ms.items())
+    OUT.print(f"{drawn.path}  seed {drawn.request.seed}  {stages}", highlight=False)
 
 
 @main.command()

@@ -13,11 +13,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import uvicorn
 from starlette.applications import Starlette
 
@@ -26,13 +29,19 @@ from triptych.cluster.engine_main import load, load_tokenizer
 from triptych.cluster.engine_process import EngineProcess
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import Config, ModelConfig
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import InvalidRequest, UnknownModel
+from triptych.core.prepared import PreparedRequest
+from triptych.generate.build import build_engine, is_diffusion_folder
+from triptych.generate.draw import Drawn, DrawOptions, draw
+from triptych.generate.engine import GenerateEngine
+from triptych.generate.events import GenerateEvent, StepEvent
+from triptych.generate.service import GenerateService
 from triptych.http.app import build_app
 from triptych.http.front import Front
 from triptych.http.seams import Served
 from triptych.media.plane import MediaPlane
 from triptych.prompt.builder import PromptBuilder, load_prompt_builder
-from triptych.understand.engine import EngineHandle, InProcessEngine
+from triptych.understand.engine import EngineHandle, InProcessEngine, embedding_of
 
 EMBEDDED_MODEL = "tiny-vl"
 
@@ -46,28 +55,47 @@ class House:
         config = msgspec.structs.replace(config, models=tuple(resolve_model(model) for model in config.models))
         clock = MonotonicClock()
         self.config = config
+        _check_names(config.models)
         self.media = MediaPlane(config.media, clock)
-        self.builders = [_builder(model, config) for model in config.models]
+        self._drawing = [model for model in config.models if is_diffusion_folder(Path(model.path))]
+        answering = [model for model in config.models if model not in self._drawing]
+        self.builders = [_builder(model, config) for model in answering]
         make = _engine_here if in_process else EngineProcess
-        self.engines: list[EngineHandle] = [make(model) for model in config.models]
-        served = [_served(*parts) for parts in zip(config.models, self.builders, self.engines, strict=True)]
-        names = [one.name for one in served]
-        if len(set(names)) < len(names):
-            raise InvalidRequest(f"two models have the same name among {names}: set models.name", param="models")
-        self.front = Front(config, served, self.media, clock=clock, ready=False)
+        self.engines: list[EngineHandle] = [make(model) for model in answering]
+        served = [_served(*parts) for parts in zip(answering, self.builders, self.engines, strict=True)]
+        self._drawing_engines: list[GenerateEngine] = []
+        self.service = GenerateService({}, clock)
+        self.front = Front(config, served, self.media, drawing=self.service, clock=clock, ready=False)
 
     async def start(self) -> None:
         """Raises what an engine says of its failure to load."""
         await self.media.start()
         await asyncio.gather(*(engine.start() for engine in self.engines))
+        for model in self._drawing:
+            await self._start_drawing(model)
         self.front.ready = True
+
+    async def _start_drawing(self, model: ModelConfig) -> None:
+        name = model.name or ""
+        engine = await asyncio.to_thread(build_engine, Path(model.path), name=name, config=model.generate)
+        self._drawing_engines.append(engine)
+        await engine.start()
+        self.service.engines[name] = engine
 
     async def close(self) -> None:
         self.front.ready = False
-        await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)
+        await self.service.close()
+        closing = [engine.close() for engine in self.engines] + [engine.close() for engine in self._drawing_engines]
+        await asyncio.gather(*closing, return_exceptions=True)
         for builder in self.builders:
             builder.close()
         await self.media.close()
+
+
+def _check_names(models: Sequence[ModelConfig]) -> None:
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise InvalidRequest(f"two models have the same name among {names}: set models.name", param="models")
 
 
 def _builder(model: ModelConfig, config: Config) -> PromptBuilder:
@@ -101,6 +129,9 @@ def _served(model: ModelConfig, builder: PromptBuilder, engine: EngineHandle) ->
     async def flush_processor() -> int:
         return builder.flush()
 
+    async def embed(request: PreparedRequest) -> npt.NDArray[np.float32]:
+        return await embedding_of(engine, request)
+
     name = model.name or ""
     return Served(
         name=name,
@@ -113,6 +144,7 @@ def _served(model: ModelConfig, builder: PromptBuilder, engine: EngineHandle) ->
         modalities=builder.modalities,
         aliases=(model.path,),
         created_s=int(time.time()),
+        embed=embed,
         front_stats=builder.stats,
         flushers={
             "processor": flush_processor,
@@ -266,3 +298,19 @@ def background_server(config: Config, *, in_process: bool = False) -> Iterator[s
         for server in servers:
             server.stop()
         thread.join()
+
+
+def draw_to_file(
+    prompt: str, output: Path, model: str, options: dict[str, Any], on_step: Callable[[int, int], None]
+) -> Drawn:
+    """One picture or clip by the diffusers model of this folder or embedded name. Raises leaves of the error tree."""
+    path = Path(resolve_model(default_model(model)).path)
+    if not is_diffusion_folder(path):
+        drawing = ", ".join(name for name in zoo.names() if is_diffusion_folder(zoo.folder(name)))
+        raise UnknownModel(f"{model!r} is no diffusers folder; embedded models that draw: {drawing or 'none'}")
+
+    def show(event: GenerateEvent) -> None:
+        if isinstance(event, StepEvent):
+            on_step(event.step, event.num_steps)
+
+    return asyncio.run(draw(prompt, output, folder=path, options=DrawOptions(**options), on_event=show))

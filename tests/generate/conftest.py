@@ -25,7 +25,6 @@ from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.load import load_kind
 from triptych.generate.request import GenerateRequest
 from triptych.generate.service import GenerateService
-from triptych.http import images, videos
 from triptych.http.app import build_app
 from triptych.http.front import Front
 from triptych.media.plane import MediaPlane
@@ -113,9 +112,7 @@ def door(toys: Toys, one_thread: None) -> Iterator[Door]:
             await engine.close()
         await media.close()
 
-    front = Front(config, [], media, clock=clock)
-    app = build_app(front, lifespan)
-    app.router.routes.extend(images.routes(front, service) + videos.routes(front, service))
+    app = build_app(Front(config, [], media, drawing=service, clock=clock), lifespan)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))

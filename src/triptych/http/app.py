@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from triptych.core.errors import InvalidRequest
-from triptych.http import admin, health, limits, models, status_page
+from triptych.http import admin, health, images, limits, models, status_page, videos
 from triptych.http.chat import chat
 from triptych.http.completions import completions
 from triptych.http.embeddings import embeddings
@@ -56,6 +56,7 @@ def build_app(front: Front, lifespan: Lifespan | None = None) -> Starlette:
         Route(path, look, methods=["GET"]) for path, look in LOOKS if front.config.http.status_page or path != "/"
     ]
     routes.append(Route("/v1/admin/caches/{cache}/flush", admin.flush_cache, methods=["POST"]))
+    routes += images.routes(front, front.drawing) + videos.routes(front, front.drawing)
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Arrival, clock=front.clock), Middleware(Errors)],

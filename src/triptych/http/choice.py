@@ -46,7 +46,7 @@ class Choice:
                 if isinstance(event, FinalEvent):
                     self.final = event
                     break
-                if self._text.stopped:
+                if self._text.stopped or not isinstance(event, TokenEvent):
                     continue  # cancelled below: only the final event is waited for
                 self._stamp(event)
                 text = self._text.push(event.token_ids)

@@ -10,6 +10,7 @@ from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import Config
 from triptych.core.errors import Overloaded, UnknownModel
 from triptych.core.suggest import did_you_mean
+from triptych.generate.service import GenerateService
 from triptych.http.seams import Media, Served
 from triptych.http.tenants import Tenants
 from triptych.http.traffic import Traffic
@@ -23,11 +24,19 @@ class Front:
     """Owned by the front process' event loop. `ready` is False until the models are loaded."""
 
     def __init__(
-        self, config: Config, models: Sequence[Served], media: Media, *, clock: Clock | None = None, ready: bool = True
+        self,
+        config: Config,
+        models: Sequence[Served],
+        media: Media,
+        *,
+        drawing: GenerateService | None = None,
+        clock: Clock | None = None,
+        ready: bool = True,
     ) -> None:
         self.config = config
         self.media = media
         self.clock = clock or MonotonicClock()
+        self.drawing = drawing or GenerateService({}, self.clock)
         self.metrics = Metrics()
         self.ledger = Ledger(self.metrics, log=config.http.access_log)
         self.tenants = Tenants(config.tenants)
@@ -86,7 +95,8 @@ class Front:
         """Statistics by model, and those of the media plane under `front`. An engine that does not answer is down."""
         names = list(self.models)
         found = await asyncio.gather(*(_engine_stats(self.models[name]) for name in names))
-        return {"front": self.media.stats(), **dict(zip(names, found, strict=True))}
+        drawing = await self.drawing.stats()
+        return {"front": self.media.stats(), **dict(zip(names, found, strict=True)), **drawing}
 
 
 async def _engine_stats(served: Served) -> dict[str, float]:

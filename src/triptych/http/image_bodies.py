@@ -31,7 +31,6 @@ class GenerateFields(msgspec.Struct, kw_only=True):
     guidance_scale: float | None = None
     negative_prompt: str | None = None
     step_cache: str | None = None
-    step_cache_threshold: float | None = None
     timeout_s: float | None = None
     user: str | None = None
 
@@ -125,7 +124,6 @@ def build_requests(
             guidance_scale=traits.default_guidance_scale if body.guidance_scale is None else body.guidance_scale,
             seed=seed + index,
             step_cache=body.step_cache,
-            step_cache_threshold=body.step_cache_threshold,
             tenant=call.tenant.name,
             arrival_s=call.clock.started_s,
             **more,

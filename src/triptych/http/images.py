@@ -229,7 +229,8 @@ def _event(job: _Job, kind: str, data: bytes) -> dict[str, Any]:
 
 
 def _named_frame(payload: dict[str, Any]) -> bytes:
-    return b"event: " + payload["type"].encode() + b"\ndata: " + msgspec.json.encode(payload) + b"\n\n"
+    kind: str = payload["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 def _usage(finals: list[GenerateFinal]) -> dict[str, Any]:

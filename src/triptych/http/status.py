@@ -24,6 +24,7 @@ from triptych.core.errors import (
     Unauthorized,
     UnknownModel,
     UnsupportedMedia,
+    leaves,
 )
 
 STATUS: dict[type[TriptychError], int] = {
@@ -51,7 +52,11 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 def status_of(error: TriptychError) -> int:
     """The status of the nearest class of the error's line that the table names."""
-    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    return _status_of(type(error))
+
+
+def _status_of(kind: type[TriptychError]) -> int:
+    return next(STATUS[parent] for parent in kind.__mro__ if parent in STATUS)
 
 
 def error_body(error: TriptychError) -> dict[str, object]:
@@ -76,3 +81,10 @@ def error_headers(error: TriptychError) -> dict[str, str]:
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="triptych"'
     return headers
+
+
+def as_markdown() -> str:
+    """The table of the docs: every leaf with its status."""
+    kinds = [kind for kind in leaves() if kind is not TriptychError]
+    rows = [f"| `{kind.code}` | {_status_of(kind)} | {'yes' if kind.retryable else ''} |" for kind in kinds]
+    return "\n".join(["| code | status | worth a retry |", "| --- | --- | --- |", *dict.fromkeys(rows)])

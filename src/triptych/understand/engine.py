@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import EngineConfig
-from triptych.core.errors import InternalError
-from triptych.core.events import Event, FinalEvent, FinishReason
+from triptych.core.errors import InternalError, from_wire
+from triptych.core.events import EmbeddingEvent, Event, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import ModelInfo, ServedModel
 from triptych.understand.build import build_core
@@ -41,6 +45,17 @@ class EngineHandle(Protocol):
     async def stats(self) -> dict[str, float]: ...
 
     async def flush(self, cache: str) -> int: ...
+
+
+async def embedding_of(engine: EngineHandle, request: PreparedRequest) -> npt.NDArray[np.float32]:
+    """[D], of length one. Raises the leaf that ended the request."""
+    vector: list[float] = []
+    async for event in engine.submit(replace(request, wants_embedding=True)):
+        if isinstance(event, EmbeddingEvent):
+            vector = event.vector
+        elif isinstance(event, FinalEvent) and event.reason is not FinishReason.STOP:
+            raise from_wire(event.error_code or "cancelled", event.error_message or "", event.error_param)
+    return np.asarray(vector, dtype=np.float32)
 
 
 class EventStreams:
