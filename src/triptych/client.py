@@ -106,7 +106,8 @@ def is_ready(url: str) -> bool:
 
 
 def _read(response: httpx.Response, on_text: Callable[[str], None]) -> Answer:
-    text, finish_reason, usage = "", "", {}
+    text, finish_reason = "", ""
+    usage: dict[str, Any] = {}
     for line in response.iter_lines():
         data = line.removeprefix("data: ")
         if not line.startswith("data: ") or data == "[DONE]":

@@ -55,7 +55,7 @@ def main(address: str) -> int:
 
 
 def load(config: ModelConfig) -> ServedModel:
-    transformers.utils.logging.disable_progress_bar()  # a log is no terminal
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a log is no terminal
     return load_served_model(config.path, config.engine.dtype, config.engine.device)
 
 
