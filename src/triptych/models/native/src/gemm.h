@@ -7,6 +7,8 @@
 // shares the batch.
 #pragma once
 
+#include <algorithm>
+
 #include "vec.h"
 
 #ifdef __AMX_BF16__
@@ -141,6 +143,7 @@ struct Amx {
   }
 
  private:
+  static constexpr int kCachedBytes = 1 << 20;
   static constexpr int kAhead = 8192;  // bytes the weight's stream is fetched ahead of its use
 
   template <class Emit>
@@ -165,36 +168,55 @@ struct Amx {
     }
   }
 
+  // Rows are cut so that a stretch of activations stays in the second-level cache while the weight passes by; the next
+  // group of the weight is fetched, a slice for each block of rows, while this one is used.
   template <class Emit>
   static void many_rows(const bf16* a, int rows, int k, const bf16* weight, int lo, int hi, Emit emit) {
-    alignas(64) float out[32 * kGroup];
-    const int steps = k / 32;
-    for (int group = lo; group < hi; group++) {
-      for (int row = 0; row < rows; row += 32) {
-        const bf16* top = a + (size_t)row * k;
-        const bf16* bottom = top + (size_t)16 * k;
+    const int stretch = std::max(32, kCachedBytes / (k * 2) / 32 * 32);
+    for (int first = 0; first < rows; first += stretch) {
+      const int last = std::min(rows, first + stretch), blocks = (last - first + 31) / 32;
+      for (int group = lo; group < hi; group++) {
         const bf16* w = weight + (size_t)group * k * kGroup;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int step = 0; step < steps; step++, w += 1024) {
-          _tile_loadd(4, top + step * 512, 64);
-          _tile_loadd(6, w, 64);
-          _tile_loadd(7, w + 512, 64);
-          _tile_loadd(5, bottom + step * 512, 64);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_dpbf16ps(1, 4, 7);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_dpbf16ps(3, 5, 7);
+        const int slice = (k / 32 + blocks - 1) / blocks;  // of the next group, in steps
+        for (int block = 0; block < blocks; block++) {
+          const int row = first + 32 * block, ahead = block * slice;
+          tile_block(a + (size_t)row * k, k, w, ahead, std::min(k / 32, ahead + slice), row, rows - row, group, emit);
         }
-        _tile_stored(0, out, kGroup * 4);
-        _tile_stored(1, out + 16, kGroup * 4);
-        _tile_stored(2, out + 16 * kGroup, kGroup * 4);
-        _tile_stored(3, out + 16 * kGroup + 16, kGroup * 4);
-        emit(row, rows - row < 32 ? rows - row : 32, group * kGroup, out);
       }
     }
+  }
+
+  template <class Emit>
+  static void tile_block(const bf16* top, int k, const bf16* w, int ahead, int ahead_end, int row, int left, int group,
+                         Emit emit) {
+    alignas(64) float out[32 * kGroup];
+    const bf16* bottom = top + (size_t)16 * k;
+    const bf16* next = w + (size_t)k * kGroup;
+    const int steps = k / 32;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int step = 0; step < steps; step++, w += 1024) {
+      if (ahead < ahead_end) {
+        for (int line = 0; line < 2048; line += 64)
+          _mm_prefetch((const char*)(next + (size_t)ahead * 1024) + line, _MM_HINT_T1);
+        ahead++;
+      }
+      _tile_loadd(4, top + step * 512, 64);
+      _tile_loadd(6, w, 64);
+      _tile_loadd(7, w + 512, 64);
+      _tile_loadd(5, bottom + step * 512, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, out, kGroup * 4);
+    _tile_stored(1, out + 16, kGroup * 4);
+    _tile_stored(2, out + 16 * kGroup, kGroup * 4);
+    _tile_stored(3, out + 16 * kGroup + 16, kGroup * 4);
+    emit(row, std::min(left, 32), group * kGroup, out);
   }
 };
 
