@@ -3,7 +3,7 @@
     python bench/generate.py [--model FOLDER] [--threads 2] [--seed 0] [--out generate.json]
 
 Stock serves one request at a time, first come first served, as a plain server over the pipeline does. Without `--model`
-a random Stable Diffusion 3 of about 10 M parameters is made: speed does not depend on what the weights say.
+a random Stable Diffusion 3 of about 2 M parameters is made: speed does not depend on what the weights say.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from triptych.generate.kinds.load import load_kind
 from triptych.generate.request import GenerateRequest
 from triptych.testing.toy_diffusion import TOYS
 
-WIDTH = 192
+WIDTH = 128
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def make_model(folder: Path) -> Path:
         patch_size=2,
         in_channels=16,
         out_channels=16,
-        num_layers=8,
+        num_layers=4,
         attention_head_dim=32,
         num_attention_heads=WIDTH // 32,
         caption_projection_dim=WIDTH,
@@ -86,7 +86,7 @@ class Bench:
         self._count = 0
         self._stock_lock = asyncio.Lock()
 
-    def request(self, size_px: int = 64, num_steps: int = 20, guidance_scale: float = 5.0) -> GenerateRequest:
+    def request(self, size_px: int = 32, num_steps: int = 10, guidance_scale: float = 5.0) -> GenerateRequest:
         self._count += 1
         return GenerateRequest(
             request_id=f"r{self._count}",
@@ -128,13 +128,11 @@ async def one_request(bench: Bench, repeats: int = 5) -> Row:
     for _ in range(repeats):
         ours.append(await bench.timed(bench.ours, bench.request()))
         stock.append(await bench.timed(bench.stock, bench.request()))
-    return Row("one request, 20 steps, 64 px, median", median(ours), median(stock), "s", 0.95)
+    return Row("one request, 10 steps, 32 px, median", median(ours), median(stock), "s", 0.95)
 
 
 async def burst(bench: Bench, size: int = 16) -> Row:
-    requests = [
-        bench.request((64, 96)[i % 2], (8, 16, 24, 32)[i // 2 % 4], (5.0, 1.0)[i % 3 == 0]) for i in range(size)
-    ]
+    requests = [bench.request((32, 48)[i % 2], (4, 8, 12, 16)[i // 2 % 4], (5.0, 1.0)[i % 3 == 0]) for i in range(size)]
     rates = {}
     for name, serve in (("ours", bench.ours), ("stock", bench.stock)):
         started_s = time.perf_counter()
@@ -146,7 +144,7 @@ async def burst(bench: Bench, size: int = 16) -> Row:
 async def poisson(bench: Bench, stock_s: float, count: int = 16) -> Row:
     rate = 0.7 / stock_s
     gaps = [bench.random.expovariate(rate) for _ in range(count)]
-    steps = [bench.random.choice((10, 20, 30)) for _ in range(count)]
+    steps = [bench.random.choice((5, 10, 15)) for _ in range(count)]
     tails = {}
     for name, serve in (("ours", bench.ours), ("stock", bench.stock)):
         tasks = []
@@ -193,7 +191,7 @@ async def run(folder: Path, seed: int) -> dict[str, Any]:
     try:
         for serve in (bench.ours, bench.stock):  # warm both
             await serve(bench.request(num_steps=3))
-            await serve(bench.request(96, num_steps=3))
+            await serve(bench.request(48, num_steps=3))
         rows = [await one_request(bench)]
         for work in (burst(bench), poisson(bench, rows[0].stock), short_behind_long(bench)):
             print(as_table(rows[-1:]), flush=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from triptych.core.config import GenerateConfig
+from triptych.generate.calibrate import load_threshold
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.kinds.load import is_diffusion_folder, load_kind
 
@@ -19,4 +20,6 @@ def build_engine(folder: Path, *, name: str, config: GenerateConfig | None = Non
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return GenerateEngine(load_kind(folder, name=name, dtype=config.dtype, device=device), config)
+    kind = load_kind(folder, name=name, dtype=config.dtype, device=device)
+    load_threshold(folder, kind)
+    return GenerateEngine(kind, config)

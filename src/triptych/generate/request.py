@@ -67,7 +67,6 @@ class GenerateRequest:
     strength: float = 0.8
     num_previews: int = 0
     step_cache: str | None = None
-    step_cache_threshold: float | None = None
     tenant: str = ""
     arrival_s: float = 0.0
     deadline_s: float | None = None

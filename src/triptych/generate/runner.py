@@ -12,7 +12,8 @@ import torch
 
 from triptych.core.errors import ModelFault, TriptychError
 from triptych.generate.kinds.base import Kind
-from triptych.generate.kinds.row import Row, merge
+from triptych.generate.kinds.row import Conditioning, Row, merge
+from triptych.generate.step_cache import BranchCache, FirstBlockCache
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class StepRunner:
     def __init__(self, kind: Kind, *, max_forward_tokens: int = 1 << 18) -> None:
         self.kind = kind
         self._max_forward_tokens = max_forward_tokens
+        self._cache = FirstBlockCache(kind) if kind.blocks and kind.cache_threshold is not None else None
 
     def step(self, rows: Sequence[Row], *, keep_estimates: Sequence[bool] = ()) -> StepOutcome:
         """Advance each row by one step, in place. Rows share a batch key; their timesteps may differ."""
@@ -62,33 +64,37 @@ class StepRunner:
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """Guided noise predictions, [1, ...] a row. Changes no row."""
         latents, timesteps, branches = [], [], []
+        caches: list[BranchCache | None] = []
         for row in rows:
             timestep = row.timesteps[row.step]
             scaled = _scaled(row, timestep)
-            for branch in reversed(row.branches):
+            for index in reversed(range(len(row.branches))):
+                branch = row.branches[index]
+                caches.append(row.caches[index].at(row.step) if row.caches else None)
                 latents.append(scaled)
                 timesteps.append(timestep)
                 branches.append(branch)
-        outputs = self._forward(latents, timesteps, branches, rows[0])
+        outputs = self._forward(latents, timesteps, branches, caches, rows[0])
         return self._guide(rows, outputs)
 
     def _forward(
         self,
         latents: list[torch.Tensor],
         timesteps: list[torch.Tensor],
-        branches: list[dict[str, torch.Tensor]],
+        branches: list[Conditioning],
+        caches: list[BranchCache | None],
         row: Row,
     ) -> torch.Tensor:
         room = max(1, self._max_forward_tokens // self.kind.branch_tokens(row.request))
-        parts = [
-            self.kind.forward(
-                torch.cat(latents[start : start + room]),
-                torch.stack(timesteps[start : start + room]),
-                merge(branches[start : start + room]),
-                row.request,
-            )
-            for start in range(0, len(latents), room)
-        ]
+        parts = []
+        for start in range(0, len(latents), room):
+            part = slice(start, start + room)
+            inputs = (torch.cat(latents[part]), torch.stack(timesteps[part]), merge(branches[part]), row.request)
+            if self._cache is None or not any(caches[part]):
+                parts.append(self.kind.forward(*inputs))
+            else:
+                with self._cache.active(caches[part]):
+                    parts.append(self.kind.forward(*inputs))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _guide(self, rows: Sequence[Row], outputs: torch.Tensor) -> list[torch.Tensor]:

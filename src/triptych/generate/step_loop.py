@@ -141,6 +141,9 @@ class StepLoop:
     def _send(self, flight: Flight) -> None:
         del self._flights[flight.request_id]
         flight.counters["mean_batch_rows"] = flight.counters.pop("batch_rows") / flight.counters["steps"]
+        if caches := _row(flight).caches:
+            flight.counters["cache_hits"] = sum(cache.num_hits for cache in caches)
+            flight.counters["cache_lookups"] = len(caches) * _row(flight).num_steps
         flight.close_stage(GenerateStage.DENOISE)
         self._outbox.put(flight)
 

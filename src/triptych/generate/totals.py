@@ -33,8 +33,9 @@ class Totals:
                 self._counts["generated_frames"] += request.num_frames
                 self._counts["generated_pixels"] += request.num_pixels * request.num_frames
                 self._recent_s.append(sum(final.stage_ms.values()) / 1e3)
-            for name in ("cache_hits", "cache_lookups"):
-                self._counts[f"step_{name}"] += final.counters.get(name, 0)  # type: ignore[assignment]
+            hits, lookups = (int(final.counters.get(name, 0)) for name in ("cache_hits", "cache_lookups"))
+            self._counts["step_cache_hits"] += hits
+            self._counts["step_cache_misses"] += lookups - hits
 
     def refuse(self, reason: str) -> None:
         with self._lock:

@@ -29,11 +29,13 @@ class Kind(ABC):
     default_guidance_scale: ClassVar[float] = 5.0
     frames_per_s: ClassVar[float] = 16.0
     has_frame_axis: ClassVar[bool] = False  # the VAE takes [1, C, F, H, W]
+    has_batched_rope: ClassVar[bool] = False  # rotary positions come with a row for each of the batch
     blocks: ClassVar[tuple[str, ...]] = ()  # module lists of the denoiser that a step cache may skip, in order
 
     def __init__(self, pipeline: Any, name: str) -> None:
         self.pipeline = pipeline
         self.name = name
+        self.cache_threshold: float | None = None  # of the first-block cache, where a calibration allowed one
         self.device: torch.device = pipeline.device
         self.vae = pipeline.vae
         accepted = inspect.signature(pipeline.scheduler.step).parameters
@@ -87,7 +89,14 @@ class Kind(ABC):
             is_distilled=self.is_distilled,
             frames_multiple=self.frames_multiple,
             default_frames_per_s=self.frames_per_s,
+            step_caches=() if self.cache_threshold is None else ("first-block",),
+            step_cache_reason=self._cache_reason(),
         )
+
+    def _cache_reason(self) -> str:
+        if not self.blocks:
+            return f"{type(self.pipeline).__name__} has no list of blocks to skip"
+        return "" if self.cache_threshold is not None else "this model has no calibration that passed the quality gate"
 
     def branch_tokens(self, request: GenerateRequest) -> int:
         """Latent positions of one branch: the unit of cost."""

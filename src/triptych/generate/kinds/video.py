@@ -72,6 +72,7 @@ class Ltx(FlowKind):
     has_frame_axis = True
     default_num_steps = 50
     default_guidance_scale = 3.0
+    has_batched_rope = True
     frames_per_s = 25.0
     blocks = ("transformer_blocks",)
 
