@@ -18,6 +18,7 @@ import torch
 
 from triptych.core.errors import InvalidRequest, UnsupportedMedia
 from triptych.generate.kinds.base import Kind
+from triptych.generate.kinds.load import load_kind
 from triptych.generate.picture_files import write_whole
 from triptych.generate.quality import Quality, compare
 from triptych.generate.request import GenerateRequest
@@ -150,6 +151,14 @@ def _trial(threshold: float, plain: Sequence[_Drawn], cached: Sequence[_Drawn]) 
         speedup=sum(drawn.seconds for drawn in plain) / sum(drawn.seconds for drawn in cached),
         passes=all(quality.passes for quality in qualities),
     )
+
+
+def calibrate_folder(folder: Path, *, on_trial: Callable[[Trial], None] = lambda trial: None) -> Calibration:
+    """Load the model in `folder`, calibrate, and write the result beside it. What a command line calls."""
+    kind = load_kind(folder, name=folder.name)
+    calibration = calibrate(kind, on_trial=on_trial)
+    save_calibration(folder, calibration)
+    return calibration
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> Path:
