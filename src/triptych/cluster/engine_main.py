@@ -5,6 +5,7 @@ It ends when told to, or when stdin closes: the front is gone then. A failure wh
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -21,11 +22,14 @@ from triptych.core.config import ModelConfig
 from triptych.core.errors import TriptychError
 from triptych.core.events import Event
 from triptych.models.base import ServedModel
+from triptych.models.native import accelerate
 from triptych.models.registry import find_folder, load_served_model
 from triptych.understand.build import build_core
 from triptych.understand.core import EngineCore
 from triptych.understand.grammar import GrammarCompiler
 from triptych.understand.remote import serve_engine
+
+LOGGER = logging.getLogger("triptych.cluster")
 
 
 class LoadFailure(msgspec.Struct):
@@ -56,7 +60,10 @@ def main(address: str) -> int:
 
 def load(config: ModelConfig) -> ServedModel:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a log is no terminal
-    return load_served_model(config.path, config.engine.dtype, config.engine.device)
+    served = load_served_model(config.path, config.engine.dtype, config.engine.device)
+    served, choice = accelerate(served, config.engine.runner)
+    LOGGER.info("%s: runner %s, %s", config.name or config.path, choice.runner, choice.reason)
+    return served
 
 
 def core_builder(served: ServedModel, config: ModelConfig) -> Callable[[Callable[[Event], None]], EngineCore]:
