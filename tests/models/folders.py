@@ -17,6 +17,7 @@ def write_folder(
     *,
     preprocessor: dict[str, Any] | None = None,
     processor: dict[str, Any] | None = None,
+    video: dict[str, Any] | None = None,
 ) -> Path:
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -24,6 +25,8 @@ def write_folder(
         (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     if processor is not None:
         (path / "processor_config.json").write_text(json.dumps(processor))
+    if video is not None:
+        (path / "video_preprocessor_config.json").write_text(json.dumps(video))
     return path
 
 

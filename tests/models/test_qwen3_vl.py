@@ -60,10 +60,13 @@ def tiny_qwen3():
     return spread_weights(Qwen3VLForConditionalGeneration(config)), words
 
 
+VIDEO = {"size": {"shortest_edge": 16 * 16, "longest_edge": 16 * 16 * 40}}
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     model, words = tiny_qwen3()
-    folder = write_folder(tmp_path_factory.mktemp("qwen3"), model, words, preprocessor=PREPROCESSOR)
+    folder = write_folder(tmp_path_factory.mktemp("qwen3"), model, words, preprocessor=PREPROCESSOR, video=VIDEO)
     return folder, model, words
 
 
