@@ -32,7 +32,7 @@ def client(tmp_path_factory):
 def test_models_lists_both(client):
     """`/v1/models` says what each is for."""
     assert {model.id for model in client.models.list()} == {"tiny-text", "pictures"}
-    assert "text_to_image" in client.models.retrieve("pictures").tasks
+    assert "text-to-image" in client.models.retrieve("pictures").tasks
 
 
 def test_one_answers_and_the_other_draws(client):
