@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import httpx
 import psutil
 import pytest
 from click.testing import CliRunner
+from conftest import png_url
 from tiny_folder import make_tiny_text
 
 from triptych.cli import main
@@ -77,7 +79,8 @@ def wait_for(condition, timeout_s=60.0):
 
 def test_server_answers_and_its_stages_add_up(folder, tmp_path):
     """The whole way through two processes: same greedy answer whole and streamed, stages that sum to the measured
-    TTFT, a health check, metrics of the engine, one log line a request; then a drained, clean end."""
+    TTFT, bad requests that change nobody's answer, metrics of the engine, one log line a request; then a drained,
+    clean end."""
     with started(folder, tmp_path) as server:
         assert httpx.get(f"{server.url}/ready").json()["models"] == ["tiny-text"]
         whole = server.chat(temperature=0, include_stages=True).json()
@@ -97,6 +100,7 @@ def test_server_answers_and_its_stages_add_up(folder, tmp_path):
         assert (
             server.chat(messages=[{"role": "user", "content": "x" * 5000}]).json()["error"]["code"] == "prompt_refused"
         )
+        check_poison(server)
 
         with httpx.stream("POST", server.url + CHAT, json={**LONG, "stream": True}, timeout=60) as response:
             lines = response.iter_lines()
@@ -111,9 +115,46 @@ def test_server_answers_and_its_stages_add_up(folder, tmp_path):
     assert not engine.is_running()
     assert [path.name for path in tmp_path.glob("triptych-*")] == []
     logged = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith('{"request_id"')]
-    assert [line["code"] for line in logged if "code" in line] == ["ok", "ok", "prompt_refused", "ok"]
+    codes = [line["code"] for line in logged]
+    assert codes[:3] == ["ok", "ok", "prompt_refused"]
+    assert len(codes) == 4 + 2 * len(QUESTIONS) + len(POISON)
 
 
+QUESTIONS = [f"what is {number} and {number + 1}?" for number in range(6)]
+POISON = [
+    {"messages": 5},
+    {"max_tokens": "x"},
+    {"max_token": 1},
+    {"temperature": float(2**70)},
+    {"cache_salt": "s" * 10**6},
+    {"messages": [{"role": "user", "content": "y" * 10**5}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": png_url(1, 1)}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_embeds", "image_embeds": "AAAA"}]}]},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no such type"}}}},
+    {"response_format": {"type": "lark", "grammar": "start: ("}},
+    {"stop_token_ids": [10**9]},
+    {"logit_bias": {"999999": 1}},
+]
+
+
+def check_poison(server: Server) -> None:
+    """Each bad request beside good ones: a 4xx for it, the quiet run's answers for the others."""
+
+    def ask(question: str) -> str:
+        body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 24}
+        return server.chat(**body, ignore_eos=True).json()["choices"][0]["message"]["content"]
+
+    quiet = [ask(question) for question in QUESTIONS]
+    with ThreadPoolExecutor(len(QUESTIONS) + len(POISON)) as pool:
+        bad = [pool.submit(server.chat, **poison) for poison in POISON]
+        good = list(pool.map(ask, QUESTIONS))
+        statuses = [future.result().status_code for future in bad]
+
+    assert good == quiet
+    assert [status for status in statuses if not 400 <= status < 500] == []
+
+
+@pytest.mark.full
 def test_dead_engine_is_replaced_and_a_dead_front_leaves_none(folder, tmp_path):
     """When the engine dies, its requests end with an error, /ready says so, and a new engine serves; when the front is
     killed, the engine ends by itself."""

@@ -19,7 +19,7 @@ import transformers
 
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import ModelConfig
-from triptych.core.errors import TriptychError
+from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.events import Event
 from triptych.models.base import ServedModel
 from triptych.models.native import accelerate
@@ -68,7 +68,13 @@ def load(config: ModelConfig) -> ServedModel:
 
 def core_builder(served: ServedModel, config: ModelConfig) -> Callable[[Callable[[Event], None]], EngineCore]:
     def grammar() -> GrammarCompiler:
-        return GrammarCompiler(load_tokenizer(config), served.info.vocab_size, served.info.eos_token_ids)
+        tokenizer = load_tokenizer(config)
+        # a tokenizer may know more tokens than the model's head; what the head lacks is cut from the mask
+        num_tokens = max(served.info.vocab_size, len(tokenizer))
+        try:
+            return GrammarCompiler(tokenizer, num_tokens, served.info.eos_token_ids)
+        except ValueError as error:
+            raise InvalidRequest(f"no grammar can be held with this model's tokenizer: {error}") from error
 
     return lambda emit: build_core(served, config.engine, grammar=grammar, clock=MonotonicClock(), emit=emit)
 

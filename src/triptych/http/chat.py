@@ -145,8 +145,13 @@ def _message(text: str, tools: ToolStream | None, finish_reason: str) -> tuple[d
     message["content"] = head + tail
     if calls:
         message |= {"content": (head + tail).strip() or None, "tool_calls": [_tool_call(call) for call in calls]}
-        finish_reason = "tool_calls"
+        finish_reason = _with_calls(finish_reason)
     return message, finish_reason
+
+
+def _with_calls(finish_reason: str) -> str:
+    """An answer that was cut short says so, though it has calls."""
+    return "tool_calls" if finish_reason == "stop" else finish_reason
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
@@ -197,5 +202,5 @@ def _end_chunk(envelope: dict[str, Any], choice: Choice, tools: ToolStream | Non
         if calls:
             deltas = [{"index": position, **_tool_call(call)} for position, call in enumerate(calls)]
             data += _chunk(envelope, choice.index, {"tool_calls": deltas})
-            finish_reason = "tool_calls"
+            finish_reason = _with_calls(finish_reason)
     return data + _chunk(envelope, choice.index, {}, finish_reason=finish_reason)

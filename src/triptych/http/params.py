@@ -13,6 +13,8 @@ from triptych.http.schema import ChatRequest, CompletionRequest, ResponseFormat
 
 ALL_THAT_IS_LEFT = 1_000_000  # the prompt builder lowers it to the room in the model's context
 
+WHITESPACE = r"\n? {0,16}"  # between the tokens of JSON: pretty printing passes, an endless run does not
+
 _PLAIN = (
     "temperature",
     "top_p",
@@ -78,17 +80,24 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
     return found
 
 
+def json_grammar(schema: dict[str, Any]) -> dict[str, str]:
+    """The fields of SamplingParams that hold an answer to a JSON schema. White space is bounded: a small model would
+    otherwise fill its answer with it."""
+    bounded = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
+    return {"grammar_kind": "json_schema", "grammar": msgspec.json.encode(bounded).decode()}
+
+
 def _grammar(wanted: ResponseFormat | None) -> dict[str, Any]:
     if wanted is None or wanted.type == "text":
         return {}
     if wanted.type == "json_object":
-        return {"grammar_kind": "json_schema", "grammar": '{"type":"object"}'}
+        return json_grammar({"type": "object"})
     if wanted.type == "json_schema":
         if wanted.json_schema is None:
             raise InvalidRequest(
                 "response_format of type json_schema needs json_schema", param="response_format.json_schema"
             )
-        return {"grammar_kind": "json_schema", "grammar": msgspec.json.encode(wanted.json_schema.schema).decode()}
+        return json_grammar(wanted.json_schema.schema)
     if not wanted.grammar:
         raise InvalidRequest(f"response_format of type {wanted.type} needs grammar", param="response_format.grammar")
     return {"grammar_kind": wanted.type, "grammar": wanted.grammar}

@@ -13,6 +13,7 @@ import msgspec
 from triptych.core.errors import InvalidRequest
 from triptych.core.sampling import SamplingParams
 from triptych.core.suggest import did_you_mean
+from triptych.http.params import json_grammar
 from triptych.http.schema import ChatRequest, Function, ToolChoice
 from triptych.http.seams import Served, ToolStream
 
@@ -81,9 +82,7 @@ def forced_call(body: ChatRequest, sampling: SamplingParams) -> SamplingParams:
     if sampling.grammar_kind is not None:
         raise InvalidRequest("response_format and a forced tool_choice exclude each other", param="tool_choice")
     schema = _schema(body, [tool.function for tool in body.tools or ()])
-    return msgspec.structs.replace(
-        sampling, grammar_kind="json_schema", grammar=msgspec.json.encode(schema).decode()
-    )  # fmt: skip
+    return msgspec.structs.replace(sampling, **json_grammar(schema))
 
 
 def _schema(body: ChatRequest, functions: list[Function]) -> dict[str, Any]:
