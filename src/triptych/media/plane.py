@@ -7,9 +7,9 @@ policy -> fetch -> sniff and header -> budget -> identity (`open`), then, only w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from blake3 import blake3
 
@@ -25,20 +25,18 @@ from triptych.media.budget import (
     check_counts,
     check_decode,
     check_header,
-    check_limit,
     check_request,
     item_bytes_limit,
 )
 from triptych.media.costs import decode_cost_s
 from triptych.media.fetch import ByteLimit, Fetcher
+from triptych.media.gather import Arrival, OpenRequest
 from triptych.media.inline import decode_data_url, read_local
 from triptych.media.policy import Policy
 from triptych.media.pool import DecodePool
 from triptych.media.transport import Resolver
 
 INLINE_BYTES = 256 * 1024  # data: URLs up to this size are decoded on the event loop
-
-T = TypeVar("T")
 
 
 class MediaPlane:
@@ -56,6 +54,7 @@ class MediaPlane:
         self._fetcher: Fetcher | None = None
         self._fetches: SingleFlight[Any, bytes] = SingleFlight()
         self._decodes: SingleFlight[Any, Decoded] = SingleFlight()
+        self._arrivals: dict[Any, Arrival] = {}
 
     async def __aenter__(self) -> MediaPlane:
         await self.start()
@@ -87,8 +86,8 @@ class MediaPlane:
         UnknownMediaId, Conflict, InvalidRequest, Overloaded.
         """
         check_counts(refs, tier)
-        request = _Request(tier, tenant)
-        blobs = await _all_or_first_error([self._open_one(ref, request) for ref in refs])
+        request = OpenRequest(tier, tenant)
+        blobs = await request.run_all([self._open_one(ref, request) for ref in refs])
         check_request([blob.header for blob in blobs], tier)
         return blobs
 
@@ -130,7 +129,7 @@ class MediaPlane:
 
     # one item
 
-    async def _open_one(self, ref: MediaRef, request: _Request) -> MediaBlob:
+    async def _open_one(self, ref: MediaRef, request: OpenRequest) -> MediaBlob:
         started_s = self._clock.now_s()
         try:
             content, header = await self._read(ref, request)
@@ -142,7 +141,7 @@ class MediaPlane:
         fetch_ms = (self._clock.now_s() - started_s) * 1e3
         return MediaBlob(header, content.data, content.digest, ref.param, dict(ref.options), fetch_ms)
 
-    async def _read(self, ref: MediaRef, request: _Request) -> tuple[Content, MediaHeader]:
+    async def _read(self, ref: MediaRef, request: OpenRequest) -> tuple[Content, MediaHeader]:
         if ref.source is None:
             if ref.media_id is None:
                 raise InvalidRequest("a media item needs a source, or a media_id that stands for one")
@@ -154,7 +153,7 @@ class MediaPlane:
             raise InvalidRequest("the media item is empty")
         return await self._pool.run(lambda: _identify(data, ref.modality, request.tier))
 
-    async def _bytes(self, source: str | bytes, request: _Request) -> bytes:
+    async def _bytes(self, source: str | bytes, request: OpenRequest) -> bytes:
         limit = ByteLimit(*item_bytes_limit(request.tier, request.num_bytes))
         if isinstance(source, bytes):
             limit.check(len(source))
@@ -176,34 +175,31 @@ class MediaPlane:
         assert root is not None, scheme
         return await self._pool.run(lambda: read_local(source, root, limit.name, limit.max_bytes))
 
-    async def _download(self, source: str, limit: ByteLimit, request: _Request) -> bytes:
+    async def _download(self, source: str, limit: ByteLimit, request: OpenRequest) -> bytes:
+        """One download for all who want this URL at this moment, each of them charged as the bytes come in."""
         fetcher = self._fetcher
         assert fetcher is not None, "the media plane is not started"
         max_s = request.tier.max_download_s
         key = (request.tenant, source, limit, max_s)
-        data = await self._fetches.run(key, lambda: fetcher.fetch(source, limit, max_s=max_s, tenant=request.tenant))
-        request.add_bytes(len(data))
-        return data
+        arrival = self._arrivals.setdefault(key, Arrival())
+        arrival.join(request)
+        try:
+            data = await self._fetches.run(
+                key,
+                lambda: fetcher.fetch(source, limit, max_s=max_s, tenant=request.tenant, on_bytes=arrival.add),
+            )
+            request.add_bytes(len(data) - arrival.num_bytes)
+            return data
+        finally:
+            arrival.leave(request)
+            if not arrival.requests:
+                self._arrivals.pop(key, None)
 
     async def _decode(self, blob: MediaBlob, spec: DecodeSpec, tier: Tier) -> Decoded:
         return await self._pool.run(
             lambda: decoders.decode(blob.data, blob.header, spec, DecodeGuard(tier)),
             cost_s=decode_cost_s(blob.header, spec),
         )
-
-
-class _Request:
-    """What one call of `open` has taken so far."""
-
-    def __init__(self, tier: Tier, tenant: str) -> None:
-        self.tier = tier
-        self.tenant = tenant
-        self.num_bytes = 0
-
-    def add_bytes(self, num_bytes: int) -> None:
-        """Raises BudgetExceeded."""
-        self.num_bytes += num_bytes
-        check_limit(self.tier, "max_request_media_bytes", self.num_bytes)
 
 
 def with_param(error: TriptychError, param: str | None) -> TriptychError:
@@ -226,20 +222,3 @@ def _identify(data: bytes, modality: Modality, tier: Tier) -> tuple[Content, Med
     """Header first: what is over budget is not worth a digest."""
     header = _header(data, modality, tier)
     return Content(data, blake3(data).digest()), header
-
-
-async def _all_or_first_error(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order. On the first failure the rest is cancelled, and has ended, before it is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    if not tasks:
-        return []
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)
-        if failed is not None:
-            raise failed.exception() or AssertionError
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
