@@ -5,6 +5,7 @@ Order, as in the peers: penalties, bias, minimum length, grammar, temperature, t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,13 +108,14 @@ def _draw(row: torch.Tensor, state: SamplingState) -> int:
 def _filtered(probs: torch.Tensor, p: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """The most likely tokens that top-k, top-p and min-p leave, in falling order: probabilities and ids."""
     limit = min(probs.shape[0], p.top_k or probs.shape[0])
+    top_p = p.top_p if p.top_p < 1 else math.inf  # 1 keeps all, whatever a sum rounds to
     kept, ids = probs.topk(min(limit, _SHORTLIST))
-    is_cut_short = len(kept) < limit and float(kept.sum()) < p.top_p and float(kept[-1]) >= p.min_p * float(kept[0])
+    is_cut_short = len(kept) < limit and float(kept.sum()) < top_p and float(kept[-1]) >= p.min_p * float(kept[0])
     if is_cut_short:
         kept, ids = probs.topk(limit)
     if p.top_k:
         kept = kept / kept.sum()
-    keep = (kept.cumsum(0) - kept < p.top_p) & (kept >= p.min_p * kept[0])
+    keep = (kept.cumsum(0) - kept < top_p) & (kept >= p.min_p * kept[0])
     keep[0] = True
     return kept[keep], ids[keep]
 
