@@ -144,10 +144,20 @@ def stack_targets(scenes) -> tuple[np.ndarray, ...]:
     return tuple(np.stack(part) for part in zip(*(dense_targets(scene) for scene in scenes), strict=True))
 
 
-def still_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, faces=None, kinds=None) -> Batch:
+def still_batch(
+    words,
+    rng,
+    gh: int,
+    gw: int,
+    num_rows: int,
+    budget_tokens: int,
+    faces=None,
+    kinds=None,
+    num_words=(0, 0, 0, 1, 1, 2),
+) -> Batch:
     rows, scenes = [], []
     for _ in range(num_rows):
-        scene = draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice((0, 0, 0, 1, 1, 2)), faces=faces)
+        scene = draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice(num_words), faces=faces)
         asked = questions(scene, rng, budget_tokens // 16, kinds)
         scenes.append(scene)
         rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)], budget_tokens))
@@ -178,28 +188,30 @@ def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, 
     return stack("clip", rows, np.concatenate(frames), stack_targets(scenes))
 
 
-EASY = ("count", "color", "shape", "exists", "place", "list", "text", "background")
-FIRST = ("list",) * 4 + EASY
-SMALL = ((3, 3), (3, 4), (4, 3), (4, 4))
+FIRST = ("list",) * 4 + ("count", "color", "shape", "exists", "place", "text", "background")
+PLAIN = ("count", "total", "color", "shape", "exists", "place", "background", "size", "list")
+SMALL = ((3, 3), (3, 4), (4, 3), (4, 4), (4, 4), (4, 5), (5, 4))
 
 
 def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
     """The curriculum: small pictures and lists, plain questions, everything, then more of the large and the long."""
-    if step < 300:
+    if step < 1200:
         gh, gw = rng.choice(SMALL)
-        return still_batch(words, rng, gh, gw, 40, 72, faces, FIRST if step < 150 else EASY)
+        if step < 600:
+            return still_batch(words, rng, gh, gw, 40, 72, faces, FIRST)
+        return still_batch(words, rng, gh, gw, 30, 140, faces, PLAIN, (0, 0, 0, 0, 0, 1))
     draw = rng.random()
-    if step >= 500 and draw < 0.2:
+    if step >= 1600 and draw < 0.2:
         gh, gw = rng.choice(SMALL)
         num_frames = rng.choice((4, 4, 6, 8))
         return clip_batch(words, rng, gh, gw, max(8, 1200 // (gh * gw * num_frames)), 80, num_frames)
-    if step >= 500 and draw < 0.32:
+    if step >= 1600 and draw < 0.32:
         gh, gw = rng.choice(SMALL)
         return pair_batch(words, rng, gh, gw, 280 // (gh * gw), 80, faces)
-    if step >= 1200 and draw < 0.36:
+    if step >= 2000 and draw < 0.36:
         gh, gw = rng.randint(9, 14), rng.randint(9, 14)
         return still_batch(words, rng, gh, gw, max(3, 600 // (gh * gw)), 200, faces)
-    longest = rng.choice((3, 4, 4, 5, 6) if step < 1200 else (4, 4, 5, 6, 8, 10))
+    longest = rng.choice((3, 4, 4, 5, 6) if step < 2000 else (4, 4, 5, 6, 8, 10))
     gh, gw = rng.randint(2 if longest > 4 else 3, longest), rng.randint(2 if longest > 4 else 3, longest)
     return still_batch(words, rng, gh, gw, min(40, max(6, 560 // (gh * gw))), 110 if gh * gw < 40 else 160, faces)
 

@@ -64,7 +64,7 @@ def make_optimizers(model, heads, lr: float):
 class RunningMean:
     """Exponential mean of the weights: what is judged and exported while the rate is still high."""
 
-    def __init__(self, model, decay: float = 0.997):
+    def __init__(self, model, decay: float = 0.99):
         self.decay, self.steps = decay, 0
         self.weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
 

@@ -21,12 +21,12 @@ from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES, dense_targets
 from triptych.testing.scene_text import FACES
 from triptych.testing.scenes import draw_scene
 
-BATCH_TOKENS = 1536  # merged visual tokens in a batch, whatever the picture size
-LR = 2e-3
+BATCH_TOKENS = 704  # merged visual tokens in a batch, whatever the picture size
+LR = 3e-3
 
 
 def tower_batch(rng: random.Random, faces: tuple[str, ...] | None) -> tuple[np.ndarray, ...]:
-    longest = rng.choice((4, 4, 5, 6, 8))
+    longest = rng.choice((4, 4, 4, 5, 6, 8))
     gh, gw = rng.randint(3, longest), rng.randint(3, longest)
     pictures, targets = [], []
     for _ in range(max(4, BATCH_TOKENS // (gh * gw))):
@@ -68,7 +68,7 @@ def main() -> None:
     start, first, seen = time.time(), step, []
     while (done := (time.time() - start) / 60 / args.minutes) < 1:
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = LR * min(1, (step - first + 1) / 50) * (0.65 + 0.35 * math.cos(math.pi * done))
+            group["lr"] = LR * min(1, (step - first + 1) / 20) * (0.65 + 0.35 * math.cos(math.pi * done))
         if step % 5 == 0:
             torch.set_num_threads(choose_threads())
         frames, *targets = (torch.from_numpy(part) for part in queue.get())

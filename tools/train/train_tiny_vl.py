@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from tiny_vl_data import IMAGE_PAD, VIDEO_PAD, Words, held_out, next_batch
 from tiny_vl_model import DenseHeads, decode, encode, make_model
 from tiny_vl_optim import RunningMean, choose_threads, make_optimizers
 from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES
+from tiny_vl_tower import tower_batch
 
 from triptych.testing.scene_text import FACES
 
@@ -31,7 +33,7 @@ FOLDER = Path(__file__).parents[2] / "src/triptych/zoo/tiny-vl"
 def feed(queue, seed: int, step: int, faces) -> None:
     words, rng = Words(FOLDER), random.Random(seed)
     while True:
-        queue.put(next_batch(words, rng, step, faces))
+        queue.put((next_batch(words, rng, step, faces), tower_batch(rng, faces) if step % 4 == 0 else None))
         step += 1
 
 
@@ -117,13 +119,25 @@ def seconds_left(until: str) -> float:
     return (now.replace(hour=hour, minute=minute, second=0) - now).total_seconds()
 
 
+def load_state(out: Path, model) -> dict:
+    """The last checkpoint of this run, else its tower, else the committed weights with the heads beside this file."""
+    for path in (out / "last.pt", out / "tower.pt"):
+        if path.exists():
+            state = torch.load(path, weights_only=True)
+            model.load_state_dict(state["model"])
+            return state
+    out.mkdir(parents=True, exist_ok=True)
+    model.load_state_dict(type(model).from_pretrained(FOLDER, dtype=torch.float32).state_dict())
+    with safe_open(Path(__file__).parent / "tiny_vl_heads.safetensors", "pt") as saved:
+        heads = {name: saved.get_tensor(name).float() for name in saved.keys()}  # noqa: SIM118
+        return {"heads": heads, "step": int(saved.metadata()["step"])}
+
+
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     model, heads = make_model(), DenseHeads(192, NUM_SHAPES, NUM_COLOURS, NUM_CHARS)
-    last = args.out / "last.pt"
-    state = torch.load(last if last.exists() else args.out / "tower.pt", weights_only=True)
-    model.load_state_dict(state["model"])
+    state = load_state(args.out, model)
     heads.load_state_dict(state["heads"])
     optimizers, mean, step = make_optimizers(model, heads, args.lr), RunningMean(model), state["step"]
     if "optimizers" in state:
@@ -136,6 +150,19 @@ def main() -> None:
     loop(args, model, heads, optimizers, mean, step, queue)
 
 
+def tower_loss(model, heads, scenes):
+    frames, *targets = map(torch.from_numpy, scenes)
+    with torch.autocast("cpu", torch.bfloat16):
+        return sum(heads.vision_loss(encode(model.model.visual, frames), *targets))
+
+
+def update(model, heads, optimizers) -> None:
+    torch.nn.utils.clip_grad_norm_([*model.parameters(), *heads.parameters()], 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
 def loop(args, model, heads, optimizers, mean, step, queue) -> None:
     batches, judge, seen, start, first = held_out(Words(FOLDER)), make_model(), [], time.time(), step
     while (left_s := seconds_left(args.until)) > 0:
@@ -144,12 +171,13 @@ def loop(args, model, heads, optimizers, mean, step, queue) -> None:
         rate = args.lr * min(1.0, (step + 1) / 50, left_s / 60 / args.decay_minutes + 0.01)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = rate
-        answer, dense, place = losses(model, heads, queue.get())
-        (answer + (0.5 if step < 500 else 0.15) * dense + place).backward()
-        torch.nn.utils.clip_grad_norm_([*model.parameters(), *heads.parameters()], 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        batch, scenes = queue.get()
+        if scenes is not None:  # the tower alone once more: the answers' gradient would drown its dense targets
+            tower_loss(model, heads, scenes).backward()
+            update(model, heads, optimizers)
+        answer, dense, place = losses(model, heads, batch)
+        (answer + 0.5 * dense + place).backward()
+        update(model, heads, optimizers)
         mean.update(model)
         step += 1
         seen.append((answer.item(), dense.item(), place.item()))
@@ -161,7 +189,7 @@ def loop(args, model, heads, optimizers, mean, step, queue) -> None:
         if step % 200 == 0:
             judge.load_state_dict(mean.weights)
             report(args.out, step, evaluate(judge, batches))
-        if step % 50 == 0:
+        if step % 25 == 0:
             keep(args.out, model, heads, optimizers, mean, step)
     keep(args.out, model, heads, optimizers, mean, step)
     judge.load_state_dict(mean.weights)

