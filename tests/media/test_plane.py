@@ -132,9 +132,8 @@ async def test_first_failure_cancels_the_others():
         with pytest.raises(InvalidMedia) as caught:
             await opened(plane, image(f"{served.url}/a", param="slow"), image(PNG[:40], param="messages.0.content.1"))
         assert caught.value.param == "messages.0.content.1"
-        async with asyncio.timeout(2):
-            while plane.stats()["media_fetch_queue_depth"]:
-                await asyncio.sleep(0.01)
+        await plane._fetches.close()
+        assert plane.stats()["media_fetch_queue_depth"] == 0
 
 
 async def test_shared_failure_names_each_ones_field():
