@@ -1,0 +1,203 @@
+"""Trains tiny-image's text encoder and denoiser on cached latents, or goes on from the last checkpoint.
+
+    python tools/train/tiny_image_train.py --out DIR --until 19:35
+
+Flow matching: the target is noise minus latent. A middle layer is also asked which colour and shape each place will
+show, which brings prompt and picture together far sooner. Weights are float32, passes run on a bfloat16 copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from tiny_image_data import Batch, load_buckets
+from tiny_image_model import Model, make_scheduler, make_tokenizer
+from tiny_vl_optim import Muon, RunningMean
+
+from triptych.testing.judge import look, verdict
+from triptych.testing.prompts import invent_prompt
+
+BATCH_TOKENS = 2048
+AUX_WEIGHT = 0.25
+NUM_JUDGED, NUM_STEPS, GUIDANCE = 32, 20, 4.0
+
+
+def make_optimizers(model: Model, lr: float) -> list[torch.optim.Optimizer]:
+    blocks = [model.denoiser.transformer_blocks, model.text_encoder.encoder.block]
+    matrices = [
+        weight
+        for block in blocks
+        for name, weight in block.named_parameters()
+        if weight.ndim == 2 and "table" not in name and "relative" not in name
+    ]
+    chosen = {id(weight) for weight in matrices}
+    rest = [weight for weight in model.parameters() if id(weight) not in chosen]
+    return [Muon(matrices, lr), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.01)]
+
+
+class Trainee:
+    """The float32 weights, their running mean, the bfloat16 copy that is run, and what is needed to go on."""
+
+    def __init__(self, vocabulary: int, lr: float) -> None:
+        torch.manual_seed(0)
+        self.model = Model(vocabulary)
+        self.working = copy.deepcopy(self.model).bfloat16()
+        self.optimizers = make_optimizers(self.model, lr)
+        self.mean = RunningMean(self.model, decay=0.98)
+        self.step = 0
+
+    def update(self, lr: float) -> None:
+        pairs = list(zip(self.model.parameters(), self.working.parameters(), strict=True))
+        for weight, run in pairs:
+            weight.grad = None if run.grad is None else run.grad.float()
+            run.grad = None
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+        self.mean.update(self.model)
+        self.step += 1
+        with torch.no_grad():
+            for weight, run in pairs:
+                run.copy_(weight)
+
+    def save(self, path: Path) -> None:
+        state = dict(
+            model=self.model.state_dict(),
+            mean=self.mean.weights,
+            optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
+            step=self.step,
+        )
+        torch.save(state, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").rename(path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.working.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.mean.weights, self.step = state["mean"], state["step"]
+        self.mean.steps = self.step
+
+
+def losses(model: Model, tokenizer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Error of the velocity; and that of the guess of what will be where, surer where there is less noise."""
+    tokens = tokenizer(batch.texts, padding=True, return_tensors="pt")
+    clean, noise = batch.latents, torch.randn_like(batch.latents)
+    level = torch.sigmoid(0.3 + 1.2 * torch.randn(len(clean)))
+    noisy = torch.lerp(clean, noise, level[:, None, None, None]).bfloat16()
+    text, bias = model.encode(tokens.input_ids, tokens.attention_mask)
+    velocity, inside = model(noisy, (1000 * level).bfloat16(), text, bias)
+    error = F.mse_loss(velocity.float(), noise - clean)
+    guesses = ((model.colour_head, batch.colours), (model.shape_head, batch.shapes))
+    aux = sum(F.cross_entropy(head(inside).float().flatten(0, 1), wanted.flatten()) for head, wanted in guesses)
+    return error, aux
+
+
+@torch.inference_mode()
+def sample(model: Model, tokenizer, texts: list[str], size_px: tuple[int, int], seed: int) -> torch.Tensor:
+    """Latents [B, C, h, w] as the stock pipeline draws them, in bfloat16 passes."""
+    tokens = tokenizer(texts + [""] * len(texts), padding=True, return_tensors="pt")
+    text, bias = model.encode(tokens.input_ids, tokens.attention_mask)
+    scheduler = make_scheduler()
+    scheduler.set_timesteps(NUM_STEPS)
+    channels = model.denoiser.config.in_channels
+    shape = (len(texts), channels, size_px[1] // 8, size_px[0] // 8)
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    for timestep in scheduler.timesteps:
+        both = torch.cat([latents, latents]).bfloat16()
+        velocity, _ = model(both, timestep.expand(len(both)).bfloat16(), text, bias)
+        asked, empty = velocity.float().chunk(2)
+        latents = scheduler.step(empty + GUIDANCE * (asked - empty), timestep, latents).prev_sample
+    return latents
+
+
+@torch.inference_mode()
+def pixels_of(vae: AutoencoderKL, latents: torch.Tensor) -> np.ndarray:
+    """[B, H, W, 3] uint8."""
+    drawn = vae.decode(latents).sample
+    return ((drawn.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
+
+
+def judge(model: Model, tokenizer, vae: AutoencoderKL, max_objects: int) -> str:
+    """Shares of held-out prompts drawn rightly, over all and in each respect."""
+    rng = random.Random(77)
+    invented = (invent_prompt(rng, held_out=True) for _ in range(100 * NUM_JUDGED))
+    prompts = [prompt for prompt in invented if prompt.num_objects <= max_objects][:NUM_JUDGED]
+    pictures = pixels_of(vae, sample(model, tokenizer, [str(prompt) for prompt in prompts], (64, 64), 7))
+    verdicts = [verdict(prompt, look(picture)) for prompt, picture in zip(prompts, pictures, strict=True)]
+    aspects = ("is_right", "counts", "colours", "shapes", "background", "relation")
+    return ", ".join(f"{name} {np.mean([getattr(v, name) for v in verdicts]):.2f}" for name in aspects)
+
+
+def seconds_left(until: str) -> float:
+    hour, minute = map(int, until.split(":"))
+    now = datetime.datetime.now()
+    return (now.replace(hour=hour, minute=minute, second=0) - now).total_seconds()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--until", required=True, help="local time HH:MM at which to stop")
+    parser.add_argument("--decay-minutes", type=float, default=15)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--max-objects", type=int, default=5, help="crowded pictures are left out, at first")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--judge-every", type=int, default=500)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    tokenizer = make_tokenizer()
+    trainee = Trainee(len(tokenizer), args.lr)
+    if (args.out / "last.pt").exists():
+        trainee.load(args.out / "last.pt")
+    loop(args, trainee, tokenizer)
+
+
+def loop(args, trainee: Trainee, tokenizer) -> None:
+    vae = AutoencoderKL.from_pretrained(args.out / "vae").eval()
+    buckets = load_buckets(args.out / "latents", args.max_objects)
+    sizes, counts = list(buckets), [len(bucket) for bucket in buckets.values()]
+    rng, seen, start, first = random.Random(trainee.step), [], time.time(), trainee.step
+    torch.manual_seed(trainee.step + 1)
+    while (left_s := seconds_left(args.until)) > 0:
+        size_px = rng.choices(sizes, counts)[0]
+        num = max(1, BATCH_TOKENS * 64 // (size_px[0] * size_px[1]))
+        error, aux = losses(trainee.working, tokenizer, buckets[size_px].draw(rng, num))
+        (error + AUX_WEIGHT * aux).backward()
+        trainee.update(args.lr * min(1.0, (trainee.step + 1) / 100, left_s / 60 / args.decay_minutes + 0.01))
+        seen.append((error.item(), aux.item()))
+        if trainee.step % 50 == 0:
+            means = " ".join(f"{value:.4f}" for value in np.mean(seen[-50:], 0))
+            pace = (time.time() - start) / (trainee.step - first)
+            print(f"{trainee.step} {pace:.2f} s/step, error and guess {means}", flush=True)
+        if trainee.step % 200 == 0:
+            trainee.save(args.out / "last.pt")
+        if trainee.step % args.judge_every == 0:
+            report(args, trainee, tokenizer, vae)
+    trainee.save(args.out / "last.pt")
+    report(args, trainee, tokenizer, vae)
+
+
+def report(args, trainee: Trainee, tokenizer, vae: AutoencoderKL) -> None:
+    judged = Model(len(tokenizer))
+    judged.load_state_dict(trainee.mean.weights)
+    line = f"{trainee.step} held out: {judge(judged.bfloat16(), tokenizer, vae, args.max_objects)}"
+    print(line, flush=True)
+    with (args.out / "curve.txt").open("a") as curve:
+        curve.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
