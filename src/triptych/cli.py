@@ -136,7 +136,8 @@ def draw(prompt: str, output: Path, model: str, **options: Any) -> None:
 @click.option("--config", "config_file", type=click.Path(path_type=Path))
 @click.option("--device", default="auto")
 @click.option("--dtype", default="auto")
-def doctor(model: str | None, config_file: Path | None, device: str, dtype: str) -> None:
+@click.option("--load/--no-load", default=True, help="Load the weights, which decides the runner.")
+def doctor(model: str | None, config_file: Path | None, device: str, dtype: str, load: bool) -> None:
     """Say what this machine has, whether MODEL can be served, and what would be used and why."""
     from triptych.doctor import examine
     from triptych.launch import default_model
@@ -148,7 +149,7 @@ def doctor(model: str | None, config_file: Path | None, device: str, dtype: str)
         bad = 0
         for one in models:
             engine = one.engine if config_file else EngineConfig(device=device, dtype=dtype)
-            for finding in examine(msgspec.structs.replace(one, engine=engine)):
+            for finding in examine(msgspec.structs.replace(one, engine=engine), load=load):
                 OUT.print(f"{marks[finding.is_good]} {finding.topic:<10} {finding.what}", highlight=False)
                 bad += finding.is_good is False
     sys.exit(1 if bad else 0)
@@ -176,7 +177,8 @@ def _with_flags(config: Config, model: str | None, api_keys: tuple[str, ...], fl
         _replace(one, engine=_replace(one.engine, **engine), name=given.get("name", one.name)) for one in models
     )
     tenants = config.tenants + tuple(Tenant(name=f"key-{n}", key=key) for n, key in enumerate(api_keys, 1))
-    return _replace(config, models=models, http=_replace(config.http, **http), tenants=tenants)
+    overridden: Config = _replace(config, models=models, http=_replace(config.http, **http), tenants=tenants)
+    return overridden
 
 
 def _replace(piece: Any, **changes: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What this machine has, whether a model can be read, and what will be used and why. Loads no weights."""
+"""What this machine has, whether a model can be loaded, and what will be used and why."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import psutil
 import torch
+import transformers
 
 from triptych.core.config import ModelConfig
 from triptych.core.errors import TriptychError
 from triptych.launch import resolve_model
-from triptych.models.registry import list_supported, read_model_info
+from triptych.models.native.accelerate import accelerate
+from triptych.models.registry import list_supported, load_served_model, read_model_info
 from triptych.models.served import choose_device
 
 NEEDED = ("torch", "transformers", "safetensors", "msgspec", "pyzmq", "starlette", "uvicorn", "av", "pillow", "numpy")
@@ -39,10 +41,11 @@ class Finding:
     is_good: bool | None = None
 
 
-def examine(model: ModelConfig) -> Iterator[Finding]:
+def examine(model: ModelConfig, *, load: bool = True) -> Iterator[Finding]:
+    """Every finding. With `load` the weights are loaded as a server would, which decides the runner."""
     yield from _machine()
     yield from _libraries()
-    yield from _model(model)
+    yield from _model(model, load)
 
 
 def _machine() -> Iterator[Finding]:
@@ -85,7 +88,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _model(model: ModelConfig) -> Iterator[Finding]:
+def _model(model: ModelConfig, load: bool) -> Iterator[Finding]:
     try:
         model = resolve_model(model)
         info = read_model_info(model.path)
@@ -101,6 +104,19 @@ def _model(model: ModelConfig) -> Iterator[Finding]:
     yield Finding(
         "dtype", f"{engine.dtype}: {'what the model was saved in' if engine.dtype == 'auto' else 'as configured'}"
     )
+    if load:
+        yield _runner(model)
+
+
+def _runner(model: ModelConfig) -> Finding:
+    engine = model.engine
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        served = load_served_model(model.path, engine.dtype, engine.device)
+        _, choice = accelerate(served, engine.runner)
+    except TriptychError as error:
+        return Finding("runner", error.message, False)
+    return Finding("runner", f"{choice.runner}: {choice.reason}", True)
 
 
 def _why_device(wanted: str, chosen: str) -> str:

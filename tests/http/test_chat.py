@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from conftest import picture_message
+from toy_door import picture_message
 
 USER = [{"role": "user", "content": "hello there"}]
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import png_url
 from tiny_folder import make_tiny_text
+from toy_door import png_url
 
 from triptych import cli
 from triptych.client import Answer, ask, media_part
@@ -135,7 +135,7 @@ def test_doctor_says_what_will_be_used(tmp_path):
     bad = run("doctor", "no/such-model-here")
 
     assert good.exit_code == 0, good.output
-    for words in ("Qwen2ForCausalLM", "cpu, because the configuration says so", "torch 2."):
+    for words in ("Qwen2ForCausalLM", "cpu, because the configuration says so", "torch 2.", "runner "):
         assert words in good.output
     assert bad.exit_code == 1
     assert "LlamaForCausalLM" in bad.output

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import toy_served
+from toy_door import toy_served
 
 from triptych.core.config import Config
 from triptych.http import status

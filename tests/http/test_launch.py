@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 from click.testing import CliRunner
-from conftest import png_url
 from tiny_folder import make_tiny_text
+from toy_door import png_url
 
 from triptych.cli import main
 

@@ -5,7 +5,7 @@ import base64
 import numpy as np
 import openai
 import pytest
-from conftest import picture_message, toy_served
+from toy_door import picture_message, toy_served
 
 from triptych.core.config import Config, HttpConfig, Tenant, Tier
 from triptych.http.front import Front

@@ -4,7 +4,7 @@ import base64
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import picture_message, png_url
+from toy_door import picture_message, png_url
 
 from triptych.core.config import Config, HttpConfig, Tier
 from triptych.core.errors import (

@@ -5,7 +5,7 @@ import json
 import time
 
 import pytest
-from conftest import picture_message, toy_served
+from toy_door import picture_message, toy_served
 
 from triptych.core.config import Config
 from triptych.http.app import build_app
