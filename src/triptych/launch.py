@@ -154,6 +154,7 @@ def _served(model: ModelConfig, builder: PromptBuilder, engine: EngineHandle) ->
         details={
             "architecture": builder.info.architecture,
             "num_params": builder.info.num_params,
+            "revision": builder.info.revision.hex(),
             "dtype": model.engine.dtype,
             "device": model.engine.device,
         },
