@@ -9,7 +9,7 @@ from tests.models.packed import Prompt, run_greedy
 from tests.native.decoders import KINDS, distance, llama, mistral, noise, pools, run, serve
 from triptych.models.base import Expanded
 from triptych.models.native import accelerate
-from triptych.models.native.accelerate import Accelerated, Choice
+from triptych.models.native.choose import Accelerated, Choice
 from triptych.models.native.decoder import NativeDecoder, NativeLinear
 from triptych.models.paged_attention import SequenceStep
 

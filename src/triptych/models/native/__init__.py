@@ -4,7 +4,7 @@
 `choice` what was chosen and why. What the kernels do not serve stays with the stock modules.
 """
 
-from triptych.models.native.accelerate import RUNNERS, Accelerated, Choice, accelerate
 from triptych.models.native.build import NativeUnavailable
+from triptych.models.native.choose import RUNNERS, Accelerated, Choice, accelerate
 
 __all__ = ["RUNNERS", "Accelerated", "Choice", "NativeUnavailable", "accelerate"]

@@ -47,6 +47,23 @@ class StepInput(Structure):
     ]
 
 
+class EncoderWeights(Structure):
+    _fields_ = [
+        (name, c_void_p)
+        for name in (
+            *("norm1", "norm1_bias", "norm2", "norm2_bias", "qkv", "out", "fc1", "fc2"),
+            *("qkv_bias", "out_bias", "fc1_bias", "fc2_bias"),
+        )
+    ]
+
+
+class EncoderShape(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("hidden", "heads", "head_dim", "inner", "activation")),
+        *((name, c_float) for name in ("eps", "scale")),
+    ]
+
+
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Give the library's functions their types."""
     library.triptych_has_tiles.restype = c_int32
@@ -62,6 +79,15 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         *(c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p),
         *(c_int32, c_int32, c_int32),
     ]
+    if library.triptych_has_tiles():
+        library.triptych_encoder_new.restype = c_void_p
+        library.triptych_encoder_new.argtypes = [POINTER(EncoderShape)]
+        library.triptych_encoder_free.restype = None
+        library.triptych_encoder_free.argtypes = [c_void_p]
+        library.triptych_encoder_layer.restype = c_char_p
+        library.triptych_encoder_layer.argtypes = [
+            *(c_void_p, POINTER(EncoderWeights), c_void_p, c_void_p, c_int32, c_int32, c_int32)
+        ]
     return library
 
 

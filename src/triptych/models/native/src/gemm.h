@@ -168,6 +168,7 @@ struct Amx {
     }
   }
 
+ public:
   // Rows are cut so that a stretch of activations stays in the second-level cache while the weight passes by; the next
   // group of the weight is fetched, a slice for each block of rows, while this one is used.
   template <class Emit>
@@ -186,6 +187,7 @@ struct Amx {
     }
   }
 
+ private:
   template <class Emit>
   static void tile_block(const bf16* top, int k, const bf16* w, int ahead, int ahead_end, int row, int left, int group,
                          Emit emit) {

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "decoder.h"
+#include "encoder.h"
 #include "resample.h"
 
 using namespace triptych;
@@ -100,4 +101,17 @@ const char* triptych_resample(const void* in, int32_t height, int32_t width, voi
                      filter);
   });
 }
+
+#ifdef __AMX_BF16__
+Encoder* triptych_encoder_new(const EncoderShape* shape) {
+  return triptych_has_tiles() ? new (std::nothrow) Encoder(*shape) : nullptr;
+}
+
+void triptych_encoder_free(Encoder* encoder) { delete encoder; }
+
+const char* triptych_encoder_layer(Encoder* encoder, const EncoderWeights* weights, const void* x, void* out,
+                                   int32_t pictures, int32_t tokens, int32_t threads) {
+  return guarded([&] { encoder->layer(*weights, (const bf16*)x, (bf16*)out, pictures, tokens, threads); });
+}
+#endif
 }

@@ -7,7 +7,7 @@ difference beyond rounding refuses the kernels rather than serve a wrong answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from triptych.models.base import ServedModel
 from triptych.models.native.build import NativeUnavailable
 from triptych.models.native.decoder import NativeDecoder, NativeLinear
 from triptych.models.native.rotary import RotaryTable
+from triptych.models.native.tower import NativeTower
 from triptych.models.paged_attention import PagedBatch, PagedKv, SequenceStep, build_batch
 from triptych.models.served import StockModel
 
@@ -28,10 +29,12 @@ CHECK_BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What `triptych doctor` says: `runner` is eager or native, `reason` why, in one sentence."""
+    """What `triptych doctor` says: `runner` and `tower` are eager or native, the reasons why, in one sentence each."""
 
     runner: str
     reason: str
+    tower: str = "eager"
+    tower_reason: str = ""
 
 
 class Accelerated:
@@ -83,13 +86,14 @@ def accelerate(served: ServedModel, runner: str = "auto") -> tuple[ServedModel, 
     if runner not in RUNNERS:
         raise InvalidRequest(f"runner {runner!r} is not known; take {', '.join(RUNNERS)}", param="runner")
     if runner == "eager":
-        return served, Choice("eager", "asked for")
+        return served, Choice("eager", "asked for", tower_reason="asked for")
     try:
         fast = _native(served)
     except NativeUnavailable as error:
         if runner == "native":
             raise InvalidRequest(f"runner native cannot serve this model here: {error}", param="runner") from error
-        return served, Choice("eager", str(error))
+        return served, _with_tower(served, Choice("eager", str(error)))
+    fast.choice = _with_tower(served, fast.choice)
     return fast, fast.choice
 
 
@@ -98,10 +102,18 @@ def _native(served: ServedModel) -> Accelerated:
         raise NativeUnavailable(f"{type(served).__name__} does not run its language part as a stock decoder")
     decoder = NativeDecoder(served.language)
     kernels = "AMX" if decoder.has_tiles else "portable"
-    choice = Choice("native", f"{kernels} kernels in {str(served.dtype).removeprefix('torch.')}")
-    fast = Accelerated(served, decoder, _native_head(served), choice)
+    reason = f"{kernels} kernels in {str(served.dtype).removeprefix('torch.')}"
+    fast = Accelerated(served, decoder, _native_head(served), Choice("native", reason))
     _check(served, fast)
     return fast
+
+
+def _with_tower(served: ServedModel, choice: Choice) -> Choice:
+    try:
+        NativeTower(served.encoder_layers()).install()
+    except NativeUnavailable as error:
+        return replace(choice, tower="eager", tower_reason=str(error))
+    return replace(choice, tower="native", tower_reason="AMX kernels in bfloat16")
 
 
 def _native_head(served: StockModel) -> NativeLinear | None:

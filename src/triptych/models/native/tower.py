@@ -1,0 +1,133 @@
+"""The layers of a stock vision tower through the native kernels, one C call a layer.
+
+Each layer module keeps its place and its hooks, so the tower pauses at layer edges as before; only its `forward` is
+replaced. A call that the kernel does not serve (a mask, another dtype) goes to the stock forward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from triptych.models.native.build import NativeUnavailable, load_library
+from triptych.models.native.pack import pack_vector, pack_weight
+from triptych.models.native.structs import EncoderShape, EncoderWeights, declare, raise_message
+
+LAYER_CLASSES = frozenset({"Idefics3EncoderLayer", "SmolVLMEncoderLayer", "SiglipEncoderLayer", "CLIPEncoderLayer"})
+LAYER_PARTS = {"self_attn", "layer_norm1", "mlp", "layer_norm2"}
+ACTIVATIONS = {"gelu_pytorch_tanh": 1, "quick_gelu": 2}
+MAX_HEAD_DIM = 256
+TOLERANCE = 0.05  # relative distance of the check's result from the stock layer's
+CHECK_TOKENS = 45
+
+
+class NativeTower:
+    """Owner of the kernels' workspace and of the packed weights of all layers. One call at a time."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        """Raises NativeUnavailable. The layers are untouched until `install`."""
+        self._library = declare(load_library())
+        if not layers:
+            raise NativeUnavailable("the model has no tower")
+        if not self._library.triptych_has_tiles():
+            raise NativeUnavailable("the tower's kernels need AMX")
+        for layer in layers:
+            _check_layer(layer)
+        self._layers = list(layers)
+        self._alive: list[torch.Tensor] = []
+        first = layers[0]
+        attention, config = first.self_attn, first.self_attn.config
+        self.hidden = first.mlp.fc1.in_features
+        shape = EncoderShape(
+            *(self.hidden, attention.num_heads, attention.head_dim, first.mlp.fc1.out_features),
+            *(ACTIVATIONS[config.hidden_act], first.layer_norm1.eps, attention.scale),
+        )
+        with torch.inference_mode():
+            self._weights = [self._pack(layer) for layer in layers]
+        self._handle = self._library.triptych_encoder_new(ctypes.byref(shape))
+        if not self._handle:
+            raise NativeUnavailable("no memory for the native tower")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.triptych_encoder_free(self._handle)
+
+    def layer(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """[B, S, D] bfloat16 -> the same; attention within each of the B pictures."""
+        assert x.shape == (*x.shape[:2], self.hidden), x.shape
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        message = self._library.triptych_encoder_layer(
+            *(self._handle, ctypes.byref(self._weights[index]), x.data_ptr(), out.data_ptr()),
+            *(x.shape[0], x.shape[1], torch.get_num_threads()),
+        )
+        raise_message(message)
+        return out
+
+    def install(self) -> None:
+        """Check the first layer against the stock one, then take over all forwards. Raises NativeUnavailable."""
+        first = self._layers[0]
+        with torch.inference_mode():
+            generator = torch.Generator().manual_seed(0)
+            x = torch.randn(2, CHECK_TOKENS, self.hidden, generator=generator).to(torch.bfloat16)
+            expected = first.forward(x, attention_mask=None)
+            distance = float((self.layer(0, x) - expected).float().norm() / expected.float().norm())
+        if not distance <= TOLERANCE:
+            raise NativeUnavailable(f"the tower's kernels differ from the stock layer by {distance:.3g}")
+        for index, layer in enumerate(self._layers):
+            layer.forward = self._forward(index, layer.forward)
+
+    def _forward(self, index: int, stock: Any) -> Any:
+        def forward(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **rest: Any) -> Any:
+            is_served = attention_mask is None and hidden_states.dtype == torch.bfloat16 and hidden_states.dim() == 3
+            if not is_served:
+                return stock(hidden_states, attention_mask=attention_mask, **rest)
+            return self.layer(index, hidden_states)
+
+        return forward
+
+    def _pack(self, layer: nn.Module) -> EncoderWeights:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        norms = (layer.layer_norm1, layer.layer_norm2)
+        keep = self._keep
+        return EncoderWeights(
+            *(keep(pack_vector(vector)) for norm in norms for vector in (norm.weight, norm.bias)),
+            keep(pack_weight(torch.cat([p.weight for p in projections]))),
+            *(keep(pack_weight(linear.weight)) for linear in (attention.out_proj, mlp.fc1, mlp.fc2)),
+            keep(pack_vector(torch.cat([p.bias for p in projections]))),
+            *(keep(pack_vector(linear.bias)) for linear in (attention.out_proj, mlp.fc1, mlp.fc2)),
+        )
+
+    def _keep(self, tensor: torch.Tensor | None) -> int:
+        assert tensor is not None
+        self._alive.append(tensor)
+        return tensor.data_ptr()
+
+
+def _check_layer(layer: nn.Module) -> None:
+    name = type(layer).__name__
+    _require(name in LAYER_CLASSES, f"tower layers of class {name} are not among the kernels' kinds")
+    _require({n for n, _ in layer.named_children()} == LAYER_PARTS, f"a {name} has unexpected parts")
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2]
+    for linear in linears:
+        _require(type(linear) is nn.Linear and linear.bias is not None, f"{name} has an unexpected projection")
+    for norm in (layer.layer_norm1, layer.layer_norm2):
+        _require(type(norm) is nn.LayerNorm and norm.elementwise_affine, f"{name} has an unexpected norm")
+    parameters = list(layer.parameters())
+    _require(all(p.device.type == "cpu" for p in parameters), "the tower is not on the CPU")
+    _require(all(p.dtype == torch.bfloat16 for p in parameters), "the tower's kernels are for bfloat16")
+    _require(attention.config.hidden_act in ACTIVATIONS, f"tower activation {attention.config.hidden_act!r}")
+    for what, value in (("head_dim", attention.head_dim), ("inner size", mlp.fc1.out_features)):
+        _require(value % 32 == 0, f"the tower's {what} is {value}, not a multiple of 32")
+    _require(attention.head_dim <= MAX_HEAD_DIM, f"the tower's head_dim is {attention.head_dim}, above {MAX_HEAD_DIM}")
+
+
+def _require(holds: bool, reason: str) -> None:
+    if not holds:
+        raise NativeUnavailable(reason)

@@ -1,0 +1,133 @@
+"""A vision tower's layers, natively: as near to float32 as the stock ones, and still pausable at every edge."""
+
+import copy
+
+import pytest
+import torch
+from transformers import CLIPVisionConfig, CLIPVisionModel, Idefics3VisionConfig, SiglipVisionConfig, SiglipVisionModel
+from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionTransformer
+
+from tests.native.decoders import distance
+from triptych.models.native import NativeUnavailable
+from triptych.models.native.tower import NativeTower
+from triptych.models.paged_attention import register
+
+COMMON = dict(
+    hidden_size=96, intermediate_size=160, num_hidden_layers=3, num_attention_heads=3, image_size=112, patch_size=16
+)
+
+
+def idefics3() -> torch.nn.Module:
+    return Idefics3VisionTransformer(Idefics3VisionConfig(**COMMON))
+
+
+def siglip() -> torch.nn.Module:
+    return SiglipVisionModel(SiglipVisionConfig(**COMMON, vision_use_head=False))
+
+
+def clip() -> torch.nn.Module:
+    """Another activation, and one token more than the patches."""
+    return CLIPVisionModel(CLIPVisionConfig(**COMMON))
+
+
+def layers_of(tower: torch.nn.Module) -> list[torch.nn.Module]:
+    return next(list(m) for m in tower.modules() if isinstance(m, torch.nn.ModuleList))
+
+
+def make(kind) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """One tower in bfloat16, and the same weights in float32; norms and biases not as drawn."""
+    register()
+    torch.manual_seed(0)
+    exact = kind().eval()
+    for name, parameter in exact.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    rounded = copy.deepcopy(exact).to(torch.bfloat16)
+    exact.load_state_dict({name: value.float() for name, value in rounded.state_dict().items()})
+    return rounded, exact
+
+
+def native(layers: list[torch.nn.Module]) -> NativeTower:
+    try:
+        return NativeTower(layers)
+    except NativeUnavailable as error:
+        if "AMX" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("kind", [idefics3, siglip, clip])
+def test_tower_is_as_near_to_float32_as_stock(kind):
+    """Three pictures in one batch: the kernels' error is at most 1.2 times the stock layers' own."""
+    stock, exact = make(kind)
+    pixels = torch.randn(3, 3, 112, 112).to(torch.bfloat16)
+    with torch.inference_mode():
+        expected = exact(pixel_values=pixels.float()).last_hidden_state
+        stock_error = distance(stock(pixel_values=pixels).last_hidden_state, expected)
+        native(layers_of(stock)).install()
+        native_error = distance(stock(pixel_values=pixels).last_hidden_state, expected)
+
+    assert 0 < native_error <= 1.2 * stock_error
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 33, 100])
+def test_pictures_of_any_length_do_not_see_one_another(tokens):
+    """Each of a batch's pictures gives to the bit what it gives alone, whatever its number of tokens."""
+    stock, _ = make(idefics3)
+    tower = native(layers_of(stock))
+    x = torch.randn(3, tokens, 96).to(torch.bfloat16)
+    spoiled = x.clone()
+    spoiled[1] = float("nan")
+
+    together = tower.layer(0, x)
+    assert all(torch.equal(tower.layer(0, x[i : i + 1])[0], together[i]) for i in range(3))
+    assert torch.equal(tower.layer(0, spoiled)[[0, 2]], together[[0, 2]])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_hooks_at_layer_edges_still_run():
+    """A forward pre-hook on each layer is called once a layer, as the pausable encoder needs."""
+    stock, _ = make(idefics3)
+    layers = layers_of(stock)
+    native(layers).install()
+    seen = []
+    for index, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: seen.append(index))
+    with torch.inference_mode():
+        stock(pixel_values=torch.randn(1, 3, 112, 112).to(torch.bfloat16))
+
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_masked_call_takes_the_stock_layer():
+    """A padded picture comes with a mask, which the kernel does not know."""
+    stock, _ = make(idefics3)
+    layers = layers_of(stock)
+    x = torch.randn(1, 20, 96).to(torch.bfloat16)
+    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool)
+    mask[..., 12:] = False
+    with torch.inference_mode():
+        expected = layers[0](x, attention_mask=mask)
+        native(layers).install()
+
+        assert torch.equal(layers[0](x, attention_mask=mask), expected)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict(hidden_act="gelu"), "activation"),
+        (dict(num_attention_heads=6), "head_dim is 16"),
+        (dict(intermediate_size=150), "inner size is 150"),
+    ],
+)
+def test_unknown_towers_are_refused_with_the_reason(change, reason):
+    """An activation or a size the kernel does not compute is named, and the layers stay as they were."""
+    tower = Idefics3VisionTransformer(Idefics3VisionConfig(**COMMON | change)).to(torch.bfloat16)
+    native(layers_of(idefics3().to(torch.bfloat16)))
+    with pytest.raises(NativeUnavailable, match=reason):
+        NativeTower(layers_of(tower))
