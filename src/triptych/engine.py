@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import Config, ModelConfig
-from triptych.core.errors import from_wire
 from triptych.core.events import FinalEvent, FinishReason, TokenEvent
 from triptych.core.ids import new_id
 from triptych.core.media import MediaRef, Modality
@@ -142,7 +141,7 @@ class Engine:
                 text += stream.push(event.token_ids)
             elif isinstance(event, FinalEvent):
                 if event.reason is FinishReason.ERROR:
-                    raise from_wire(event.error_code or "", event.error_message or "", event.error_param)
+                    raise event.error()
                 text += stream.finish()
                 return Reply(
                     text, token_ids, event.reason.value, event.num_prompt_tokens, dict(clock.ms), dict(event.counters)

@@ -248,3 +248,30 @@ async def test_embedding_is_the_last_hidden_state_of_length_one():
 
     torch.testing.assert_close(expected, torch.tensor(events[0].vector), atol=1e-5, rtol=1e-5)
     assert (len(events), events[-1].num_output_tokens) == (2, 0)
+
+
+async def test_a_grammar_that_cannot_be_built_fails_its_request_alone():
+    """Whatever a tokenizer library raises, the engine answers and goes on."""
+
+    def broken_tokenizer():
+        raise ValueError("tokenizer of another size")
+
+    engine = InProcessEngine(ToyModel(), SMALL, load_tokenizer=broken_tokenizer)
+    await engine.start()
+    _, failed = await collect(engine, request_of("json", [1, 2], grammar_kind="regex", grammar="a+"))
+    tokens, _ = await collect(engine, request_of("next", [1, 2, 3]))
+    await engine.close()
+
+    assert failed.error_code == "model_fault"
+    assert len(tokens) == 6
+
+
+async def test_overload_says_when_to_come_back():
+    """A full queue's refusal carries its own delay."""
+    config = msgspec.structs.replace(SMALL, max_waiting=0)
+    engine = InProcessEngine(ToyModel(), config, load_tokenizer=no_tokenizer)
+    await engine.start()
+    _, final = await collect(engine, request_of("r", [1]))
+    await engine.close()
+
+    assert final.error().retry_after_s == 2.0

@@ -148,14 +148,14 @@ def leaves(root: type[TriptychError] = TriptychError) -> list[type[TriptychError
     return [root] + [leaf for child in root.__subclasses__() for leaf in leaves(child)]
 
 
-def from_wire(code: str, message: str, param: str | None = None) -> TriptychError:
+def from_wire(code: str, message: str, param: str | None = None, retry_after_s: float = 1.0) -> TriptychError:
     """Rebuild an error that crossed a process boundary as (code, message, param)."""
     by_code = {leaf.code: leaf for leaf in leaves()}
     kind = by_code.get(code, InternalError)
     error = TriptychError.__new__(kind)
     TriptychError.__init__(error, message, param=param)
     if isinstance(error, Overloaded):
-        error.retry_after_s = 1.0
+        error.retry_after_s = retry_after_s
     if isinstance(error, BudgetExceeded):
         error.limit, error.allowed, error.requested = param or "", 0.0, 0.0
     return error

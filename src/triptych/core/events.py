@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from triptych.core.errors import TriptychError, from_wire
+
 
 class FinishReason(StrEnum):
     STOP = "stop"
@@ -48,6 +50,12 @@ class FinalEvent(msgspec.Struct, frozen=True, tag="final"):
     num_output_tokens: int = 0
     counters: dict[str, float] = {}
     sent_s: float = 0.0
+    retry_after_s: float = 1.0
+
+    def error(self) -> TriptychError:
+        """The leaf that ended the request, as it is raised on the caller's side."""
+        message = self.error_message or "the engine failed"
+        return from_wire(self.error_code or "", message, self.error_param, self.retry_after_s)
 
 
 class EmbeddingEvent(msgspec.Struct, frozen=True, tag="embedding"):

@@ -74,7 +74,7 @@ class Choice:
             raise from_wire("internal_error", "the engine ended without a final event")
         stopped = self._text.stopped
         if final.reason is FinishReason.ERROR:
-            raise from_wire(final.error_code or "", final.error_message or "the engine failed", final.error_param)
+            raise final.error()
         if final.reason is FinishReason.CANCELLED and not stopped:
             raise Cancelled("the engine cancelled this request")
         self.finish_reason = FinishReason.STOP.value if stopped else final.reason.value

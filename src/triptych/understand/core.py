@@ -69,6 +69,9 @@ class EngineCore:
             self._start(request)
         except TriptychError as error:
             self._emit(_failure(request, error, self._clock.now_s()))
+        except Exception as error:  # a bug of ours or of a library must not stop the engine
+            fault = ModelFault(f"this request cannot be started: {type(error).__name__}")
+            self._emit(_failure(request, fault, self._clock.now_s()))
 
     def _start(self, request: PreparedRequest) -> None:
         params = request.sampling
@@ -294,4 +297,5 @@ def _failure(request: PreparedRequest, error: TriptychError, now_s: float) -> Fi
         error.param,
         num_prompt_tokens=len(request.token_ids),
         sent_s=now_s,
+        retry_after_s=error.retry_after_s if isinstance(error, Overloaded) else 1.0,
     )

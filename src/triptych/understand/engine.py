@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import EngineConfig
-from triptych.core.errors import InternalError, from_wire
+from triptych.core.errors import InternalError
 from triptych.core.events import EmbeddingEvent, Event, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import ModelInfo, ServedModel
@@ -54,7 +54,7 @@ async def embedding_of(engine: EngineHandle, request: PreparedRequest) -> npt.ND
         if isinstance(event, EmbeddingEvent):
             vector = event.vector
         elif isinstance(event, FinalEvent) and event.reason is not FinishReason.STOP:
-            raise from_wire(event.error_code or "cancelled", event.error_message or "", event.error_param)
+            raise event.error()
     return np.asarray(vector, dtype=np.float32)
 
 
