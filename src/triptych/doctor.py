@@ -15,7 +15,7 @@ import transformers
 from triptych.core.config import ModelConfig
 from triptych.core.errors import TriptychError
 from triptych.launch import resolve_model
-from triptych.models.native.accelerate import accelerate
+from triptych.models.native import accelerate
 from triptych.models.registry import list_supported, load_served_model, read_model_info
 from triptych.models.served import choose_device
 
