@@ -156,6 +156,23 @@ def doctor(model: str | None, config_file: Path | None, device: str, dtype: str,
 
 
 @main.command()
+@click.argument("model")
+def calibrate(model: str) -> None:
+    """Calibrate the step cache of MODEL, a diffusers folder, and write the result beside it with its quality table.
+
+    The cache stays off where no threshold passes the quality gate.
+    """
+    from triptych.generate.calibrate import as_table, calibrate_folder
+    from triptych.launch import diffusion_folder
+
+    with _plain_errors():
+        found = calibrate_folder(
+            diffusion_folder(model), on_trial=lambda trial: ERR.print(f"threshold {trial.threshold:g} tried")
+        )
+        click.echo(as_table(found))
+
+
+@main.command()
 @click.option("--model", help="Another model than the embedded one.")
 def demo(model: str | None) -> None:
     """Serve the embedded model, ask it about two pictures, show where the time went, stop."""

@@ -155,5 +155,6 @@ class Engine:
 def _ref(source: Source, modality: Modality, index: int) -> MediaRef:
     """A path is read here, by the caller's own rights; the source policy is for what comes over the network."""
     is_url = isinstance(source, str) and source.startswith(("https:", "http:", "data:"))
-    content = source if is_url or isinstance(source, bytes) else Path(source).read_bytes()
-    return MediaRef(modality, content, param=f"media.{index}")
+    if isinstance(source, bytes) or (isinstance(source, str) and is_url):
+        return MediaRef(modality, source, param=f"media.{index}")
+    return MediaRef(modality, Path(source).read_bytes(), param=f"media.{index}")

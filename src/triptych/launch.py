@@ -301,14 +301,20 @@ def background_server(config: Config, *, in_process: bool = False) -> Iterator[s
         thread.join()
 
 
-def draw_to_file(
-    prompt: str, output: Path, model: str, options: dict[str, Any], on_step: Callable[[int, int], None]
-) -> Drawn:
-    """One picture or clip by the diffusers model of this folder or embedded name. Raises leaves of the error tree."""
+def diffusion_folder(model: str) -> Path:
+    """The folder of a model that draws. Raises UnknownModel."""
     path = Path(resolve_model(default_model(model)).path)
     if not is_diffusion_folder(path):
         drawing = ", ".join(name for name in zoo.names() if is_diffusion_folder(zoo.folder(name)))
         raise UnknownModel(f"{model!r} is no diffusers folder; embedded models that draw: {drawing or 'none'}")
+    return path
+
+
+def draw_to_file(
+    prompt: str, output: Path, model: str, options: dict[str, Any], on_step: Callable[[int, int], None]
+) -> Drawn:
+    """One picture or clip by the diffusers model of this folder or embedded name. Raises leaves of the error tree."""
+    path = diffusion_folder(model)
 
     def show(event: GenerateEvent) -> None:
         if isinstance(event, StepEvent):

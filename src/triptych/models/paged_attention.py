@@ -170,7 +170,7 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function. Returns ([1, T, H, D], None)."""
     assert paged is not None, "the model was called without paged=PagedBatch"
-    layer = module.layer_idx
+    layer: int = module.layer_idx  # type: ignore[assignment]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, D]
     keys, values = paged.kv.keys[layer], paged.kv.values[layer]

@@ -11,6 +11,7 @@ from triptych.core.clock import MonotonicClock
 from triptych.core.config import EngineConfig
 from triptych.testing.toy_model import ToyModel
 from triptych.understand.build import build_core
+from triptych.understand.grammar import GrammarCompiler
 from triptych.understand.remote import serve_engine
 
 
@@ -18,7 +19,7 @@ def main(address: str, config_json: str = "{}") -> None:
     served = ToyModel()
     config = msgspec.json.decode(config_json, type=EngineConfig)
 
-    def no_grammar() -> None:
+    def no_grammar() -> GrammarCompiler:
         raise NotImplementedError("the toy model has no tokenizer")
 
     serve_engine(
