@@ -299,11 +299,13 @@ inline void attend_block(const bf16* queries, int64_t query_stride, int num_quer
     peak = max16(peak, score);
     if (is_masked || cap > 0) store16(scratch + (size_t)(key - first) * 16, score);
   }
-  const float factor = is_masked || cap > 0 ? 1.0f : scale;
+  constexpr float kLog2E = 1.44269504088896341f;
+  const float factor = (is_masked || cap > 0 ? 1.0f : scale) * kLog2E;
+  const v16 base = peak * kLog2E;
   v16 total = {};
   for (int key = first; key < end; key += 2) {
     const float* at = scratch + (size_t)(key - first) * 16;
-    const v16 even = exp16(load16(at) * factor - peak), odd = exp16(load16(at + 16) * factor - peak);
+    const v16 even = exp2_16(load16(at) * factor - base), odd = exp2_16(load16(at + 16) * factor - base);
     total += even + odd;
     const u16x32 pair = __builtin_convertvector(round16(even), u16x32) | __builtin_convertvector(round16(odd), u16x32) << 16;
     std::memcpy(weight_tiles + (size_t)(key - first) * 16, &pair, sizeof pair);

@@ -93,9 +93,30 @@ inline v16 exp16(v16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
+#ifdef __AVX512F__
+  v16 result = (v16)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
   i16x32 exponent = (__builtin_convertvector(whole, i16x32) + 127) << 23;
   v16 result = p * (v16)exponent;
+#endif
   return x < -87.0f ? v16{} : result;
+}
+
+// 2 to the power of x for the weights of a softmax that are rounded to bfloat16: x <= 0, relative error below 1e-5.
+inline v16 exp2_16(v16 x) {
+#ifdef __AVX512F__
+  const __m512 z = _mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)x);  // in this order NaN stays NaN
+  const __m512 whole = _mm512_roundscale_ps(z, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const v16 r = (v16)_mm512_sub_ps(z, whole);
+  v16 p = splat(9.6181291e-3f);
+  p = p * r + 5.5504109e-2f;
+  p = p * r + 2.4022651e-1f;
+  p = p * r + 6.9314718e-1f;
+  p = p * r + 1.0f;
+  return (v16)_mm512_scalef_ps((__m512)p, whole);
+#else
+  return exp16(x * 0.69314718055994531f);
+#endif
 }
 
 inline v16 sigmoid16(v16 x) { return 1.0f / (1.0f + exp16(-max16(x, splat(-80.0f)))); }
@@ -108,7 +129,8 @@ inline v16 tanh16(v16 x) {
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kQuickGelu = 2 };
 
 inline v16 activate(v16 x, int32_t kind) {
-  if (kind == kGeluTanh) return 0.5f * x * (1.0f + tanh16(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+  // 0.5 (1 + tanh(u)) is sigmoid(2 u)
+  if (kind == kGeluTanh) return x * sigmoid16(1.5957691216057308f * (x + 0.044715f * x * x * x));
   if (kind == kQuickGelu) return x * sigmoid16(1.702f * x);
   return x * sigmoid16(x);
 }
