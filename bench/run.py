@@ -83,6 +83,7 @@ def _measure(
             else:
                 with peers.SERVERS[peer](options, log) as running:
                     report["start_s"][peer] = round(running.start_s, 1)
+                    console.print(f"  ready after {running.start_s:.0f} s")
                     figures = asyncio.run(run_suite(running.url, peers.MODEL_NAME, suite, console.print))
         except (peers.Absent, DidNotStart, RuntimeError) as error:
             report["absent"][peer] = str(error).splitlines()[0]

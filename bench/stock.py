@@ -38,6 +38,7 @@ class Stamps(transformers.StoppingCriteria):
 def load(kind: str, folder: str) -> tuple[Any, Any]:
     processor = transformers.AutoProcessor.from_pretrained(folder)
     processor.tokenizer.padding_side = "left"
+    processor.image_processor.do_image_splitting = False
     if kind == "openvino":
         from optimum.intel import OVModelForVisualCausalLM  # in its own environment only
 
@@ -62,10 +63,12 @@ def ask(model: Any, processor: Any, spec: WorkSpec, first: int, batch: int) -> t
     options: dict[str, Any] = {"return_tensors": "pt", "padding": True}
     if jpegs:
         images = [[Image.open(io.BytesIO(jpeg)).convert("RGB")] for jpeg in jpegs]
-        inputs = processor(text=prompts, images=images, do_image_splitting=False, **options)
-        inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
+        inputs = processor(text=prompts, images=images, **options)
+        if isinstance(model, torch.nn.Module):
+            inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
     else:
         inputs = processor.tokenizer(prompts, add_special_tokens=False, **options)
+    assert inputs["input_ids"].shape[1] < 100, "a picture was split"
     with torch.inference_mode():
         model.generate(
             **inputs,

@@ -32,7 +32,7 @@ class Suite:
     concurrency: int = 8
     num_pictures: int = 24
     num_texts: int = 48
-    rates_per_s: tuple[float, ...] = (0.6, 1.2)
+    rates_per_s: tuple[float, ...] = (1.0,)
     num_open: int = 24
     mixed_rate_per_s: float = 0.8
     num_mixed: int = 20
