@@ -81,13 +81,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--num", type=int, default=100)
+    parser.add_argument("--max-objects", type=int, default=5, help="leave out prompts that ask for more")
     parser.add_argument("--size", default="64x64", help="WxH in pixels")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--guidance", type=float, default=4.0)
     args = parser.parse_args()
     logging.captureWarnings(True)
     width, height = map(int, args.size.split("x"))
-    prompts = held_out(args.num)
+    prompts = [prompt for prompt in held_out(20 * args.num) if prompt.num_objects <= args.max_objects][: args.num]
     texts = [str(prompt) for prompt in prompts]
     pictures = draw(load(args.folder), texts, size_px=(width, height), num_steps=args.steps, guidance=args.guidance)
     verdicts = [verdict(prompt, look(picture)) for prompt, picture in zip(prompts, pictures, strict=True)]
