@@ -65,5 +65,6 @@ def test_clips_move_what_they_say():
 
 
 def test_scenes_import_without_torch():
-    code = "import sys; import triptych.testing.scene_clips, triptych.testing.scene_questions; sys.exit('torch' in sys.modules)"
+    modules = "triptych.testing.scene_clips, triptych.testing.scene_questions"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,13 +5,14 @@ import random
 import pytest
 import torch
 
-from triptych.testing.scene_clips import clip_questions, draw_clip
+from triptych.testing.scene_clips import draw_clip
 from triptych.testing.scene_questions import questions
 from triptych.testing.scenes import draw_scene
 from triptych.zoo import folder
 from triptych.zoo.reference import Ask, Reference
 
 SEED = 88_000_000  # neither training nor the evaluation draws from it
+LEAST_RIGHT = 0.5  # the committed weights reach more; raise it with better ones
 PLAIN = ("count", "color", "shape", "exists", "place", "background")
 
 
@@ -36,14 +37,14 @@ def test_answers_fifty_questions_about_pictures(model):
     assert share_right(model, pairs) >= 0.5
 
 
-def test_answers_questions_about_clips(model):
-    """Clips of eight frames, two to a temporal patch: what happens, which way."""
-    rng = random.Random(SEED + 1)
-    pairs = []
-    while len(pairs) < 24:
-        clip = draw_clip(rng, (112, 112), 8)
-        pairs += [(Ask(q.text, clip=clip.frames), q.answer) for q in clip_questions(clip, rng, 1)]
-    assert share_right(model, pairs) >= 0.0
+def test_takes_clips_and_two_pictures(model):
+    """Clips and pairs go through the same folder; it is not yet trained on them, so no answer is judged."""
+    clip = draw_clip(SEED, (112, 112), 5)
+    grid = model.inputs([Ask("What moves?", clip=clip.frames)])["video_grid_thw"]
+    assert grid.tolist() == [[3, 8, 8]]
+    pictures = [draw_scene(seed, (112, 84)).image for seed in (SEED, SEED + 1)]
+    given = model.answers([Ask("What moves?", clip=clip.frames), Ask("What changed?", pictures)], max_new_tokens=8)
+    assert len(given) == 2
 
 
 def test_weights_are_small_enough_to_ship():
