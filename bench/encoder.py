@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/encoder.py [--pictures 1] [--rounds 6]
 
-bfloat16, random weights. Both towers take turns, so that other load meets both alike; the best round of each is printed.
+bfloat16, random weights. Both towers take turns, so that other load meets both alike; the best round of each counts.
 """
 
 from __future__ import annotations

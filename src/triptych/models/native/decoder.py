@@ -6,6 +6,7 @@ Holds a packed copy of the weights; the stock module keeps its own, for what the
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +22,7 @@ from triptych.models.paged_attention import PagedBatch, PagedKv, PrefillPart
 class NativeDecoder:
     """Called from one thread at a time, under inference mode. `use_tiles=False` keeps to kernels without AMX."""
 
-    def __init__(self, language: nn.Module, *, use_tiles: bool = True) -> None:
+    def __init__(self, language: Any, *, use_tiles: bool = True) -> None:
         """Raises NativeUnavailable: no compiler, or a kind of layer, size or dtype the kernels do not compute."""
         check_kind(language)
         self.sizes = read_sizes(language)

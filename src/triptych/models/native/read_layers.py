@@ -66,7 +66,7 @@ class DecoderSizes:
     dtype: torch.dtype
 
 
-def read_sizes(language: nn.Module) -> DecoderSizes:
+def read_sizes(language: Any) -> DecoderSizes:
     """Raises NativeUnavailable with the reason."""
     layers = list(language.layers)
     first = layers[0]
@@ -87,7 +87,7 @@ def read_sizes(language: nn.Module) -> DecoderSizes:
     return sizes
 
 
-def check_kind(language: nn.Module) -> None:
+def check_kind(language: Any) -> None:
     """Refuse what is not exactly the kind the kernels compute. Raises NativeUnavailable."""
     parts = {name for name, _ in language.named_children()}
     _require({"layers", "norm", "rotary_emb"} <= parts, "the decoder has no layers, norm and rotary_emb")
@@ -108,7 +108,7 @@ def check_kind(language: nn.Module) -> None:
     _require(len(dtypes) == 1 and dtypes <= KINDS.keys(), f"dtype {', '.join(map(str, dtypes))} is not served natively")
 
 
-def read_layer(layer: nn.Module) -> LayerParts:
+def read_layer(layer: Any) -> LayerParts:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [projection.bias for projection in projections]
@@ -140,7 +140,7 @@ def _window(attention: Any) -> int | None:
     return None
 
 
-def _linears(layer: nn.Module) -> list[nn.Module]:
+def _linears(layer: Any) -> list[nn.Module]:
     attention, mlp = layer.self_attn, layer.mlp
     return [
         *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),

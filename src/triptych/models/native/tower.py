@@ -28,7 +28,7 @@ CHECK_TOKENS = 45
 class NativeTower:
     """Owner of the kernels' workspace and of the packed weights of all layers. One call at a time."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, layers: Sequence[Any]) -> None:
         """Raises NativeUnavailable. The layers are untouched until `install`."""
         self._library = declare(load_library())
         if not layers:
@@ -90,7 +90,7 @@ class NativeTower:
 
         return forward
 
-    def _pack(self, layer: nn.Module) -> EncoderWeights:
+    def _pack(self, layer: Any) -> EncoderWeights:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         norms = (layer.layer_norm1, layer.layer_norm2)
@@ -109,7 +109,7 @@ class NativeTower:
         return tensor.data_ptr()
 
 
-def _check_layer(layer: nn.Module) -> None:
+def _check_layer(layer: Any) -> None:
     name = type(layer).__name__
     _require(name in LAYER_CLASSES, f"tower layers of class {name} are not among the kernels' kinds")
     _require({n for n, _ in layer.named_children()} == LAYER_PARTS, f"a {name} has unexpected parts")
