@@ -149,13 +149,13 @@ def _linears(layer: Any) -> list[nn.Module]:
 
 
 def _activation(config: Any) -> int:
-    name = getattr(config, "hidden_act", None)
+    name = str(getattr(config, "hidden_act", None))
     _require(name in ACTIVATIONS, f"activation {name!r} is not among the kernels'")
     return ACTIVATIONS[name]
 
 
 def _eps(norm: Any) -> float:
-    eps = getattr(norm, "variance_epsilon", None)
+    eps: Any = getattr(norm, "variance_epsilon", None)
     _require(eps is not None, f"norm {type(norm).__name__} has no variance_epsilon")
     return float(eps)
 
