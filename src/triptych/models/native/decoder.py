@@ -133,7 +133,7 @@ class NativeDecoder:
 class NativeLinear:
     """A linear layer with float32 output: the output head."""
 
-    def __init__(self, linear: nn.Linear, *, use_tiles: bool = True) -> None:
+    def __init__(self, linear: nn.Module, *, use_tiles: bool = True) -> None:
         """Raises NativeUnavailable."""
         if type(linear) is not nn.Linear or linear.weight.device.type != "cpu" or linear.weight.dtype not in KINDS:
             raise NativeUnavailable(f"the head is a {type(linear).__name__} the kernels do not compute")
