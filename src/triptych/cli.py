@@ -108,7 +108,7 @@ def ask(
 @main.command()
 @click.argument("prompt")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help=".png, .jpg, .webp or .mp4")
-@click.option("--model", default="tiny-image", show_default=True, help="A diffusers folder or an embedded model.")
+@click.option("--model", required=True, help="A diffusers folder.")
 @click.option("--width-px", type=int, help="[the model's own]")
 @click.option("--height-px", type=int, help="[the model's own]")
 @click.option("--steps", "num_steps", type=int, help="Denoising steps.  [the model's own]")

@@ -12,7 +12,7 @@ from rich.console import Console
 from triptych.client import ask
 from triptych.core.config import Config, HttpConfig
 from triptych.launch import background_server, default_model
-from triptych.testing.scenes import Scene, draw_scene
+from triptych.testing.scenes import Scene, SceneObject, draw_scene
 from triptych.waterfall import waterfall
 
 
@@ -21,10 +21,12 @@ def run_demo(console: Console, model: str | None = None) -> None:
     console.print("Loading the model ...", style="dim")
     with background_server(config) as url:
         console.print(f"Serving [bold]{config.models[0].path}[/] on {url}\n")
-        scene = draw_scene(7, size_px=(336, 252), plain=True)
+        scene = draw_scene(7, size_px=(112, 112), plain=True)
         console.print(f"A picture drawn for this run: {_describe(scene)}", style="dim")
-        _show(console, url, "How many shapes are there?", png_part(scene))
-        _show(console, url, "How many shapes are there?", png_part(scene), note="the same picture again")
+        asked = _only_one_of_its_shape(scene)
+        question = f"What color is the {asked.shape}?"
+        _show(console, url, question, png_part(scene), note=f"it was drawn {asked.colour}")
+        _show(console, url, question, png_part(scene), note="the same picture again")
         _show(console, url, "What is in the picture?", photograph_part(), note="a photograph")
     console.print("Stopped; nothing is left running.", style="dim")
 
@@ -41,6 +43,11 @@ def _show(console: Console, url: str, question: str, part: dict[str, Any], note:
     )
     console.print()
     console.print(waterfall(answer))
+
+
+def _only_one_of_its_shape(scene: Scene) -> SceneObject:
+    """An object that a question can mean without doubt."""
+    return next(thing for thing in scene.objects if scene.count(shape=thing.shape) == 1)
 
 
 def _describe(scene: Scene) -> str:

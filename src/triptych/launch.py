@@ -305,8 +305,7 @@ def diffusion_folder(model: str) -> Path:
     """The folder of a model that draws. Raises UnknownModel."""
     path = Path(resolve_model(default_model(model)).path)
     if not is_diffusion_folder(path):
-        drawing = ", ".join(name for name in zoo.names() if is_diffusion_folder(zoo.folder(name)))
-        raise UnknownModel(f"{model!r} is no diffusers folder; embedded models that draw: {drawing or 'none'}")
+        raise UnknownModel(f"{model!r} is no diffusers folder: it has no model_index.json")
     return path
 
 

@@ -80,6 +80,8 @@ class Runner:
             end += row.num_new
             if row.num_new == row.seq.num_uncomputed:
                 ends.append(end - 1)
+        if len(ends) == len(hidden):  # all rows are single tokens that end: nothing to choose
+            return hidden
         return hidden[torch.tensor(ends, dtype=torch.int64, device=device)]
 
     def _media(self, rows: list[Row]) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -41,8 +41,10 @@ class Sampled:
 
 
 def sample(logits: torch.Tensor, states: list[SamplingState]) -> list[Sampled | None]:
-    """[N, V] float32, changed in place. None where a row is not finite: that request alone has a model fault."""
-    is_finite = torch.isfinite(logits).all(dim=1).tolist()
+    """[N, V] float32, changed in place. None where a row has NaN or +inf, or nothing else than -inf: that request alone
+    has a model fault. The maximum of a row shows all three."""
+    highest = logits.max(dim=1)
+    is_finite, best = torch.isfinite(highest.values).tolist(), highest.indices.tolist()
     raw = {
         i: logits[i].clone()
         for i, state in enumerate(states)
@@ -51,7 +53,7 @@ def sample(logits: torch.Tensor, states: list[SamplingState]) -> list[Sampled | 
     for i, state in enumerate(states):
         if is_finite[i] and _changes_logits(state):
             _adjust(logits[i], state)
-    best = logits.argmax(dim=1).tolist()
+            best[i] = int(logits[i].argmax())
     out: list[Sampled | None] = []
     for i, state in enumerate(states):
         if not is_finite[i]:
