@@ -116,7 +116,7 @@ def _runner(model: ModelConfig) -> Finding:
         _, choice = accelerate(served, engine.runner)
     except TriptychError as error:
         return Finding("runner", error.message, False)
-    return Finding("runner", f"{choice.runner}: {choice.reason}", True)
+    return Finding("runner", f"language {choice.runner} ({choice.reason}), tower {choice.tower} ({choice.tower_reason})", True)
 
 
 def _why_device(wanted: str, chosen: str) -> str:

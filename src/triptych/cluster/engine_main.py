@@ -62,7 +62,10 @@ def load(config: ModelConfig) -> ServedModel:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a log is no terminal
     served = load_served_model(config.path, config.engine.dtype, config.engine.device)
     served, choice = accelerate(served, config.engine.runner)
-    LOGGER.info("%s: runner %s, %s", config.name or config.path, choice.runner, choice.reason)
+    LOGGER.info(
+        "%s: language %s (%s), tower %s (%s)",
+        config.name or config.path, choice.runner, choice.reason, choice.tower, choice.tower_reason,
+    )  # fmt: skip
     return served
 
 

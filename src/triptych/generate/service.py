@@ -32,6 +32,8 @@ class GenerateService:
         """The engine a request names; the first where it names none, or `default`. Raises UnknownModel."""
         if name in (None, "", "default") and self.engines:
             return next(iter(self.engines.items()))
+        if not self.engines:
+            raise UnknownModel("no model that draws is served here", param="model")
         if name not in self.engines:
             known = sorted(self.engines)
             hint = did_you_mean(name or "", known)
