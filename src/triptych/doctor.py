@@ -116,7 +116,8 @@ def _runner(model: ModelConfig) -> Finding:
         _, choice = accelerate(served, engine.runner)
     except TriptychError as error:
         return Finding("runner", error.message, False)
-    return Finding("runner", f"language {choice.runner} ({choice.reason}), tower {choice.tower} ({choice.tower_reason})", True)
+    tower = f"tower {choice.tower} ({choice.tower_reason})"
+    return Finding("runner", f"language {choice.runner} ({choice.reason}), {tower}", True)
 
 
 def _why_device(wanted: str, chosen: str) -> str:
