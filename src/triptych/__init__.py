@@ -1,4 +1,4 @@
-"""Triptych: multimodal model serving. Understand, generate and converse on one frame."""
+"""Triptych: multimodal model serving. Understand and generate on one frame."""
 
 from typing import TYPE_CHECKING, Any
 

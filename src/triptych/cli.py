@@ -41,7 +41,7 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="triptych")
 def main() -> None:
-    """Serve multimodal models: understand pictures, video and sound; generate; converse."""
+    """Serve multimodal models: understand pictures, video and sound; generate pictures and video."""
 
 
 @main.command()
