@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from numerics import autocast
 
 from triptych.testing.prompts import Prompt, invent_prompt, lay_out, say
 from triptych.testing.scene_paint import COLOURS, SHAPES
@@ -103,7 +104,7 @@ def make(vae: AutoencoderKL, first_seed: int, size_px: tuple[int, int], num: int
         pictures.append(np.asarray(scene.image))
         if len(pictures) == 32 or len(seeds) == num:
             pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1
-            with torch.autocast("cpu", torch.bfloat16):
+            with autocast():
                 latents.append(vae.encode(pixels).latent_dist.mean.half().numpy())
             pictures.clear()
     colours, shapes = (np.stack(arrays) for arrays in zip(*maps, strict=True))

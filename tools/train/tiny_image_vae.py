@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from numerics import autocast
 from tiny_vl_optim import orthogonal
 
 from triptych.testing.prompts import invent_prompt, lay_out
@@ -102,7 +103,7 @@ def batch_of(rng: random.Random, num: int) -> torch.Tensor:
 
 def loss_of(vae: AutoencoderKL, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Absolute and squared error, that of the differences between neighbours (edges), divergence from a normal."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast():
         posterior = vae.encode(pixels).latent_dist
         drawn = vae.decode(posterior.sample()).sample
     drawn = drawn.float()

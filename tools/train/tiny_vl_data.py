@@ -195,23 +195,23 @@ SMALL = ((3, 3), (3, 4), (4, 3), (4, 4), (4, 4), (4, 5), (5, 4))
 
 def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
     """The curriculum: small pictures and lists, plain questions, everything, then more of the large and the long."""
-    if step < 1200:
+    if step < 900:
         gh, gw = rng.choice(SMALL)
         if step < 600:
             return still_batch(words, rng, gh, gw, 40, 72, faces, FIRST)
         return still_batch(words, rng, gh, gw, 30, 140, faces, PLAIN, (0, 0, 0, 0, 0, 1))
     draw = rng.random()
-    if step >= 1600 and draw < 0.2:
+    if draw < 0.14:
         gh, gw = rng.choice(SMALL)
         num_frames = rng.choice((4, 4, 6, 8))
         return clip_batch(words, rng, gh, gw, max(8, 1200 // (gh * gw * num_frames)), 80, num_frames)
-    if step >= 1600 and draw < 0.32:
+    if draw < 0.24:
         gh, gw = rng.choice(SMALL)
         return pair_batch(words, rng, gh, gw, 280 // (gh * gw), 80, faces)
-    if step >= 2000 and draw < 0.36:
+    if step >= 1500 and draw < 0.29:
         gh, gw = rng.randint(9, 14), rng.randint(9, 14)
         return still_batch(words, rng, gh, gw, max(3, 600 // (gh * gw)), 200, faces)
-    longest = rng.choice((3, 4, 4, 5, 6) if step < 2000 else (4, 4, 5, 6, 8, 10))
+    longest = rng.choice((3, 4, 4, 5, 6) if step < 1500 else (4, 4, 5, 6, 8, 10))
     gh, gw = rng.randint(2 if longest > 4 else 3, longest), rng.randint(2 if longest > 4 else 3, longest)
     return still_batch(words, rng, gh, gw, min(40, max(6, 560 // (gh * gw))), 110 if gh * gw < 40 else 160, faces)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numerics import autocast
 from tiny_vl_model import DenseHeads, encode, make_model
 from tiny_vl_optim import choose_threads, make_optimizers
 from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES, dense_targets
@@ -30,7 +31,7 @@ def tower_batch(rng: random.Random, faces: tuple[str, ...] | None) -> tuple[np.n
     gh, gw = rng.randint(3, longest), rng.randint(3, longest)
     pictures, targets = [], []
     for _ in range(max(4, BATCH_TOKENS // (gh * gw))):
-        num_words = rng.choice((0, 1, 1, 2))
+        num_words = rng.choice((0, 1, 2, 2, 3))
         scene = draw_scene(rng, (gw * 28, gh * 28), num_words=num_words, faces=faces)
         pictures.append(np.asarray(scene.image))
         targets.append(dense_targets(scene))
@@ -72,7 +73,7 @@ def main() -> None:
         if step % 5 == 0:
             torch.set_num_threads(choose_threads())
         frames, *targets = (torch.from_numpy(part) for part in queue.get())
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast():
             losses = heads.vision_loss(encode(model.model.visual, frames), *targets)
         sum(losses).backward()
         torch.nn.utils.clip_grad_norm_(params, 1.0)

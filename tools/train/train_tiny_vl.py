@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numerics import autocast
 from safetensors import safe_open
 from tiny_vl_data import IMAGE_PAD, VIDEO_PAD, Words, held_out, next_batch
 from tiny_vl_model import DenseHeads, decode, encode, make_model
@@ -68,7 +69,7 @@ def places(batch):
 
 
 def losses(model, heads, batch):
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast():
         hidden, tokens, tap = forward(model, batch)
         dense = sum(heads.vision_loss(tokens, *map(torch.from_numpy, batch.targets)))
         place = heads.place_loss(tap, places(batch))
@@ -82,7 +83,7 @@ def evaluate(model, batches) -> dict[str, tuple[int, int]]:
     """Answers whose every token is the most likely one, by kind: what greedy decoding would get exactly right."""
     score: dict[str, list[int]] = {}
     for batch in batches:
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast():
             hidden, _, _ = forward(model, batch)
             logits, labels, _ = answer_logits(model, hidden, batch)
         right = np.ones(batch.ids.shape, bool)
@@ -152,7 +153,7 @@ def main() -> None:
 
 def tower_loss(model, heads, scenes):
     frames, *targets = map(torch.from_numpy, scenes)
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast():
         return sum(heads.vision_loss(encode(model.model.visual, frames), *targets))
 
 

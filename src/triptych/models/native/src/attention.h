@@ -33,6 +33,12 @@ inline float dot(const float* a, const T* b, int dim) {
   return sum(total);
 }
 
+// Which keys a query may see: [lo, hi].
+struct Reach {
+  const int32_t* lo;  // [queries], or nullptr: all keys
+  const int32_t* hi;
+};
+
 // What one stretch of keys gives a query: the largest score, the sum of exponentials and the weighted sum of values.
 struct Partial {
   float* peak;   // [queries]
@@ -259,12 +265,6 @@ inline void weigh_tiles(const bf16* value_tiles, const bf16* weight_tiles, int n
     if (tiles > 3) _tile_stored(3, out_tiles + (size_t)(col + 48) * 16, 64);
   }
 }
-
-// Which keys a query may see: [lo, hi].
-struct Reach {
-  const int32_t* lo;  // [queries], or nullptr: all keys
-  const int32_t* hi;
-};
 
 // 16 queries over contiguous keys (rows `key_stride` apart, readable up to a multiple of 32 keys) and packed values.
 // scratch: [round_up(num_keys, 32)][16] floats; weight_tiles: half as many bytes. emit(query, column, lanes of 16).
