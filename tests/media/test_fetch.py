@@ -3,7 +3,9 @@
 import asyncio
 import gzip
 import ssl
+import threading
 import tracemalloc
+from ipaddress import ip_address
 from typing import ClassVar
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests.media.servers import FakeResolver, answering, loopback_policy, response, server
 from triptych.core.config import FetchConfig, SourcePolicy
 from triptych.core.errors import BudgetExceeded, ForbiddenSource, SourceTimeout, SourceUnavailable
+from triptych.media import connections, transport
 from triptych.media.fetch import ByteLimit, Fetcher
 from triptych.media.policy import Policy
 
@@ -242,6 +245,17 @@ async def test_gzip_body_is_unpacked_and_a_cut_one_refused():
             await get(fetch, served.url)
 
 
+async def test_body_packed_in_several_parts_is_unpacked_whole():
+    """gzip parts one after another are one body; a body of nothing but parts is cut off."""
+    packed = b"".join(gzip.compress(bytes([i]) * 70_000) for i in range(5))
+    async with server(answering(packed, content_encoding="gzip")) as served, fetcher(served.port) as fetch:
+        assert await get(fetch, served.url) == b"".join(bytes([i]) * 70_000 for i in range(5))
+    empty = gzip.compress(b"") * 40_000
+    async with server(answering(empty, content_encoding="gzip")) as served, fetcher(served.port) as fetch:
+        with pytest.raises(SourceUnavailable, match="packed parts"):
+            await get(fetch, served.url)
+
+
 async def test_unknown_encoding_is_refused():
     """What was not asked for and cannot be bounded is not unpacked."""
     async with server(answering(b"x", content_encoding="br")) as served, fetcher(served.port) as fetch:
@@ -282,7 +296,7 @@ async def test_downloads_per_host_are_limited():
     async with server(slow) as served, fetcher(served.port, max_connections_per_host=3) as fetch:
         await asyncio.gather(*(get(fetch, f"{served.url}/{i}") for i in range(9)))
         assert served.max_open == 3
-        assert fetch._hosts == {}
+        assert fetch._connections._hosts == {}
 
 
 async def test_response_cache_asks_before_it_answers():
@@ -305,6 +319,73 @@ async def test_response_cache_asks_before_it_answers():
         state.update(etag='"2"', body=b"two")
         assert await get(fetch, served.url, tenant="a") == b"two"
         assert (fetch.cache.hits, fetch.cache.misses) == (1, 3)
+
+
+async def test_vary_is_read_in_any_spelling():
+    """`Vary: Accept-Encoding` does not keep a body out of the cache: the same encoding is always asked for."""
+    answer = answering(b"x", etag='"1"', vary="Accept-Encoding")
+    async with server(answer) as served, fetcher(served.port, response_cache_bytes=9999) as fetch:
+        await get(fetch, served.url)
+        assert fetch.cache.num_entries == 1
+
+
+async def test_connections_that_the_server_closed_are_not_used_again():
+    """An idle connection that ended is noticed before a request is lost on it."""
+
+    async def once(path, headers, writer):
+        writer.write(response(b"x"))
+        return False
+
+    async with server(once) as served, fetcher(served.port, max_retries=0) as fetch:
+        for _ in range(3):
+            assert await get(fetch, served.url) == b"x"
+            await asyncio.sleep(0.02)
+        assert served.num_connections == 3
+
+
+async def test_idle_connections_are_bounded(monkeypatch):
+    """No more than MAX_IDLE wait to be used again, and closing leaves none."""
+    monkeypatch.setattr(connections, "MAX_IDLE", 3)
+
+    async def slow(path, headers, writer):
+        await asyncio.sleep(0.05)
+        writer.write(response(b"x"))
+        return True
+
+    async with server(slow) as served, fetcher(served.port) as fetch:
+        await asyncio.gather(*(get(fetch, f"{served.url}/{i}") for i in range(8)))
+        assert served.num_connections == 8
+        assert fetch._connections._num_idle == 3
+        await asyncio.gather(*(get(fetch, f"{served.url}/{i}") for i in range(3)))
+        assert served.num_connections == 8
+    assert fetch._connections._num_idle == 0
+    assert fetch._connections._idle == {}
+
+
+async def test_a_name_is_looked_up_once_at_a_time(monkeypatch):
+    """Sixteen downloads from one host wait for one lookup, also when some give up."""
+    lookups, gate = [], threading.Event()
+
+    def look_up(host, *args, **kwargs):
+        lookups.append(host)
+        gate.wait(5)
+        return [(2, 1, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(transport.socket, "getaddrinfo", look_up)
+    resolver = transport.SystemResolver()
+    early = [asyncio.create_task(resolver.resolve("img.example", 443)) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    for task in early:
+        task.cancel()
+    late = [asyncio.create_task(resolver.resolve("img.example", 443)) for _ in range(13)]
+    await asyncio.sleep(0.02)
+    gate.set()
+    assert await asyncio.gather(*late) == [[ip_address("127.0.0.1")]] * 13
+    assert lookups == ["img.example"]
+    await resolver.resolve("img.example", 443)
+    assert len(lookups) == 2
+    assert resolver._running == {}
+    resolver.close()
 
 
 @pytest.mark.parametrize(

@@ -49,16 +49,18 @@ class SourcePolicy(_Piece, frozen=True):
 
 class FetchConfig(_Piece, frozen=True):
     """Deadlines and limits of downloads. `response_cache_bytes` 0 switches the response cache off; where it is on, an
-    answer is used again only after its server confirmed its validator."""
+    answer is used again only after its server confirmed its validator. `ca_file`: authorities (PEM) that are trusted
+    beside the system's, for a store of one's own."""
 
     dns_timeout_s: float = 3.0
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 5.0
     total_timeout_s: float = 20.0
     max_connections: int = 100
-    max_connections_per_host: int = 8
+    max_connections_per_host: int = 16
     max_retries: int = 1
     response_cache_bytes: int = 0
+    ca_file: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("dns_timeout_s", "connect_timeout_s", "read_timeout_s", "total_timeout_s"):

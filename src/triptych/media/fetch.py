@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +20,16 @@ from triptych.core.errors import (
     SourceUnavailable,
     TriptychError,
 )
+from triptych.media.connections import Connections
 from triptych.media.policy import Policy, Url
-from triptych.media.transport import Resolver, SystemResolver, make_pool
+from triptych.media.transport import PolicyBackend, Resolver, SystemResolver, make_tls
 
 USER_AGENT = "triptych"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _WORTH_A_RETRY = frozenset({502, 503, 504})
 _CHUNK_BYTES = 64 * 1024
+_MAX_PARTS = 1024
+_ANY_WRAPPER = 47  # zlib's word for "gzip or zlib, by its header"
 
 OnBytes = Callable[[int], None]
 
@@ -61,7 +63,7 @@ class _Again(Exception):
 
 
 class Fetcher:
-    """Owner of the connection pool, the limits per host and the response cache. One event loop."""
+    """Owner of the connections and the response cache. One event loop."""
 
     def __init__(
         self,
@@ -75,14 +77,14 @@ class Fetcher:
         self.config = config
         self.cache: ByteLru[tuple[str, str], Validated] = ByteLru(config.response_cache_bytes)
         self._resolver = resolver or SystemResolver()
-        self._pool = make_pool(policy, config, self._resolver, tls or ssl.create_default_context())
-        self._hosts: dict[tuple[str, int], tuple[asyncio.Semaphore, int]] = {}
+        backend = PolicyBackend(policy, config, self._resolver)
+        self._connections = Connections(config, backend, tls or make_tls(config.ca_file))
         self.num_bytes = 0
         self.num_requests = 0
         self.num_refused = 0
 
     async def close(self) -> None:
-        await self._pool.aclose()
+        await self._connections.close()
         self._resolver.close()
 
     async def fetch(
@@ -115,7 +117,7 @@ class Fetcher:
     async def _retried(self, url: Url, limit: ByteLimit, tenant: str, on_bytes: OnBytes | None) -> bytes | _Redirect:
         for attempts_left in range(self.config.max_retries, -1, -1):
             try:
-                async with self._host_slot(url):
+                async with self._connections.slot(url.host, url.port):
                     return await self._get(url, (tenant, url.origin + url.target), limit, on_bytes)
             except _Again as again:
                 if attempts_left == 0:
@@ -129,7 +131,8 @@ class Fetcher:
         cached = self.cache.peek(cache_key)
         self.num_requests += 1
         with _network_errors(url):
-            response = await self._pool.handle_async_request(self._request(url, cached))
+            exchange = await self._connections.begin(self._request(url, cached))
+        response = exchange.response
         try:
             if response.status in _REDIRECTS:
                 return _Redirect(url.joined(_location(response)))
@@ -140,7 +143,7 @@ class Fetcher:
             _check_status(response.status, url)
             body = await self._body(response, url, limit, on_bytes)
         finally:
-            await response.aclose()
+            await self._connections.end(exchange)
         self._remember(cache_key, response, body)
         return body
 
@@ -177,6 +180,8 @@ class Fetcher:
                     blocks.append(block)
                     if on_bytes is not None:
                         on_bytes(len(block))
+                    if num_bytes > num_raw:  # what unpacks to much more than it was takes time: others come between
+                        await asyncio.sleep(0)
         unpacker.finish()
         self.num_bytes += num_raw
         return b"".join(blocks)
@@ -186,7 +191,7 @@ class Fetcher:
         if self.cache.capacity_bytes:
             self.cache.misses += 1
         control = _header(response, b"cache-control").lower()
-        if b"no-store" in control or _header(response, b"vary").strip() not in (b"", b"accept-encoding"):
+        if b"no-store" in control or _header(response, b"vary").strip().lower() not in (b"", b"accept-encoding"):
             return
         headers = [
             (asked, value)
@@ -195,20 +200,6 @@ class Fetcher:
         ]
         if headers:
             self.cache.put(key, Validated(body, tuple(headers)), len(body) + 1024)
-
-    @asynccontextmanager
-    async def _host_slot(self, url: Url) -> AsyncIterator[None]:
-        """At most `max_connections_per_host` downloads from one host at a time."""
-        key = (url.host, url.port)
-        semaphore, users = self._hosts.get(key) or (asyncio.Semaphore(self.config.max_connections_per_host), 0)
-        self._hosts[key] = (semaphore, users + 1)
-        try:
-            async with semaphore:
-                yield
-        finally:
-            semaphore, users = self._hosts.pop(key)
-            if users > 1:
-                self._hosts[key] = (semaphore, users - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +219,23 @@ class _network_errors:  # noqa: N801 - used as a context manager
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, httpcore.TimeoutException):
             raise SourceTimeout(f"{self._origin} did not answer in time") from None
+        if (reason := _tls_failure(error)) is not None:
+            raise SourceUnavailable(f"{self._origin} could not be reached safely: {reason}") from None
         if isinstance(error, (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError)):
             if isinstance(error, TimeoutError):
                 return
             text = "broke off" if self._has_answer else "could not be reached"
             unavailable = SourceUnavailable(f"{self._origin} {text}")
             raise (unavailable if self._has_answer else _Again(unavailable)) from None
+
+
+def _tls_failure(error: BaseException | None) -> str | None:
+    """What went wrong while the connection was being made safe; None where it was something else. Not worth a retry."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused ({error.verify_message.rstrip('.')})"
+    return None if error is None else "the TLS handshake failed"
 
 
 def _check_status(status: int, url: Url) -> None:
@@ -262,20 +264,29 @@ class _Unpacker:
         if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise SourceUnavailable(f"{url.origin} answered in content encoding {name[:20]!r}, which was not asked for")
         self._origin = url.origin
-        self._inflater = None if name in ("", "identity") else zlib.decompressobj(wbits=47)
+        self._num_parts = 1
+        self._inflater = None if name in ("", "identity") else zlib.decompressobj(wbits=_ANY_WRAPPER)
 
     def feed(self, raw: bytes) -> Iterator[bytes]:
         if self._inflater is None:
             yield raw
             return
         while True:
+            if self._inflater.eof:  # a packed body may have several parts, one after another
+                raw = self._inflater.unused_data + raw
+                if not raw:
+                    return
+                self._num_parts += 1
+                if self._num_parts > _MAX_PARTS:
+                    raise SourceUnavailable(f"{self._origin} sent a body of more than {_MAX_PARTS} packed parts")
+                self._inflater = zlib.decompressobj(wbits=_ANY_WRAPPER)
             try:
                 block = self._inflater.decompress(raw, _CHUNK_BYTES)
             except zlib.error:
                 raise SourceUnavailable(f"{self._origin} sent a body that does not unpack") from None
             yield block
-            raw = self._inflater.unconsumed_tail
-            if not raw and len(block) < _CHUNK_BYTES:
+            raw = b"" if self._inflater.eof else self._inflater.unconsumed_tail  # at the end both hold what is left
+            if not raw and len(block) < _CHUNK_BYTES and not self._inflater.unused_data:
                 return
 
     def finish(self) -> None:

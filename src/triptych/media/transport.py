@@ -21,7 +21,7 @@ from triptych.core.errors import SourceTimeout, SourceUnavailable
 from triptych.media.addresses import Address
 from triptych.media.policy import Policy, Url
 
-RESOLVER_THREADS = 8
+RESOLVER_THREADS = 32  # a lookup that its caller gave up still holds one, until the name server's own deadline
 
 
 class Resolver(Protocol):
@@ -33,23 +33,33 @@ class Resolver(Protocol):
 
 
 class SystemResolver:
-    """getaddrinfo in threads of its own: a slow name server holds up no other work."""
+    """getaddrinfo in threads of its own: a slow name server holds up no other work. A name that is being looked up is
+    waited for, not looked up twice: one thread a name, however many ask and give up."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="media-dns")
+        self._running: dict[str, asyncio.Future[list[Address]]] = {}
 
     async def resolve(self, host: str, port: int) -> list[Address]:
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, _look_up, host, port)
-        return list(dict.fromkeys(found))
+        running = self._running.get(host)
+        if running is None:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host)
+            self._running[host] = running
+            running.add_done_callback(lambda done: self._landed(host, done))
+        return list(await asyncio.shield(running))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _landed(self, host: str, done: asyncio.Future[list[Address]]) -> None:
+        del self._running[host]
+        if not done.cancelled():
+            done.exception()  # retrieved, so that a failure nobody waits for any more makes no noise
 
-def _look_up(host: str, port: int) -> list[Address]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    return [ip_address(entry[4][0]) for entry in found]
+
+def _look_up(host: str) -> list[Address]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return list(dict.fromkeys(ip_address(entry[4][0]) for entry in found))
 
 
 class PolicyBackend(httpcore.AsyncNetworkBackend):
@@ -110,15 +120,12 @@ class PolicyBackend(httpcore.AsyncNetworkBackend):
             raise SourceUnavailable(f"{host[:80]!r} could not be resolved") from None
 
 
-def make_pool(policy: Policy, config: FetchConfig, resolver: Resolver, tls: ssl.SSLContext) -> Any:
-    """One connection pool for all downloads. Nothing from the environment: no proxy, no .netrc, no cookies."""
-    return httpcore.AsyncConnectionPool(
-        ssl_context=tls,
-        max_connections=config.max_connections,
-        max_keepalive_connections=min(20, config.max_connections),
-        keepalive_expiry=15.0,
-        http1=True,
-        http2=False,
-        retries=0,
-        network_backend=PolicyBackend(policy, config, resolver),
-    )
+def make_tls(ca_file: str | None = None) -> ssl.SSLContext:
+    """Certificates are checked, and their names. Built by hand: `ssl.create_default_context` would write every key to
+    the file that SSLKEYLOGFILE names. `ca_file` adds authorities (PEM) to the system's. Raises OSError."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    tls.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if ca_file is not None:
+        tls.load_verify_locations(cafile=ca_file)
+    return tls
