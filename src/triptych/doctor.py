@@ -16,8 +16,8 @@ from triptych.core.config import ModelConfig
 from triptych.core.errors import TriptychError
 from triptych.launch import resolve_model
 from triptych.models.native import accelerate
-from triptych.models.registry import list_supported, load_served_model, read_model_info
-from triptych.models.served import choose_device
+from triptych.models.registry import find_folder, list_supported, load_served_model, read_model_info
+from triptych.models.served import choose_device, choose_dtype, is_emulated, saved_dtype
 
 NEEDED = ("torch", "transformers", "safetensors", "msgspec", "pyzmq", "starlette", "uvicorn", "av", "pillow", "numpy")
 HELPFUL = {
@@ -101,11 +101,25 @@ def _model(model: ModelConfig, load: bool) -> Iterator[Finding]:
     engine = model.engine
     device = choose_device(engine.device)
     yield Finding("device", f"{device}, because {_why_device(engine.device, device.type)}", True)
-    yield Finding(
-        "dtype", f"{engine.dtype}: {'what the model was saved in' if engine.dtype == 'auto' else 'as configured'}"
-    )
+    yield _dtype(model, device)
     if load:
         yield _runner(model)
+
+
+def _dtype(model: ModelConfig, device: torch.device) -> Finding:
+    folder, wanted = find_folder(model.path), model.engine.dtype
+    try:
+        chosen = choose_dtype(folder, wanted, device)
+    except TriptychError as error:
+        return Finding("dtype", error.message, False)
+    name, saved = str(chosen).removeprefix("torch."), saved_dtype(folder)
+    if wanted != "auto":
+        slow = is_emulated(chosen, device)
+        reason = "this CPU only emulates it, and is far faster in float32" if slow else "as configured"
+        return Finding("dtype", f"{name}: {reason}", not slow)
+    if name != saved:
+        return Finding("dtype", f"{name}: saved in {saved}, which this CPU only emulates", True)
+    return Finding("dtype", f"{name}: what the model was saved in", True)
 
 
 def _runner(model: ModelConfig) -> Finding:

@@ -5,6 +5,7 @@ import torch
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media import Modality
+from triptych.models import served
 from triptych.models.registry import load_layout, load_served_model
 
 from . import test_llava_onevision, test_qwen2_audio, test_qwen2_vl, test_qwen3_vl
@@ -85,12 +86,21 @@ def test_runs_in_half_width(name, dtype, tmp_path):
     assert len(tokens) == 3
 
 
-def test_dtype_follows_the_folder(tmp_path):
-    """`auto` is what config.json says; a dtype that is not served is refused by name."""
+@pytest.mark.parametrize(("emulated", "expected"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_dtype_follows_the_folder_where_the_cpu_can(tmp_path, monkeypatch, emulated, expected):
+    """`auto` is what config.json says, or float32 on a CPU that only emulates that; a dtype asked for is taken."""
     model, words = tiny_text("LlamaForCausalLM")
     write_folder(tmp_path, model.to(torch.bfloat16), words)
+    monkeypatch.setattr(served, "is_emulated", lambda dtype, device: emulated and dtype is torch.bfloat16)
 
-    assert load_served_model(tmp_path, "auto", "cpu").dtype is torch.bfloat16
+    assert load_served_model(tmp_path, "auto", "cpu").dtype is expected
+    assert load_served_model(tmp_path, "bfloat16", "cpu").dtype is torch.bfloat16
+
+
+def test_an_unknown_dtype_or_device_is_refused_by_name(tmp_path):
+    model, words = tiny_text("LlamaForCausalLM")
+    write_folder(tmp_path, model, words)
+
     with pytest.raises(InvalidRequest, match="int8"):
         load_served_model(tmp_path, "int8", "cpu")
     with pytest.raises(InvalidRequest, match="toaster"):

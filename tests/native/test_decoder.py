@@ -51,6 +51,25 @@ def test_float32_greedy_tokens_equal_eager(kind):
         assert run_greedy(served, prompts, 12, chunk) == run_greedy(accelerated, prompts, 12, chunk)
 
 
+def test_float32_weights_that_fit_bfloat16_are_kept_in_it():
+    """Half the bytes, float32's result: one rounding of an element, and the weights stay as they are."""
+    torch.manual_seed(0)
+    served = serve(llama().bfloat16().float())
+    narrow = fast(served, use_tiles=True)
+    assert narrow._decoder.is_narrow
+    kv = pools(served, NUM_BLOCKS), pools(served, NUM_BLOCKS)
+    with torch.inference_mode():
+        for steps in script():
+            embeds = noise(served, steps)
+            expected = run(served, kv[0], steps, embeds)
+            actual = run(narrow, kv[1], steps, embeds)
+            assert distance(actual, expected) < 1e-5
+            assert distance(narrow.logits(actual), served.logits(expected)) < 1e-5
+
+        served.language.layers[-1].mlp.down_proj.weight[0, 0] += 1e-5
+    assert not fast(served, use_tiles=True)._decoder.is_narrow
+
+
 @pytest.mark.parametrize("use_tiles", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_is_as_near_to_float32_as_eager(kind, use_tiles):

@@ -3,8 +3,8 @@
     python tools/train/tiny_image_train.py --out DIR --until 19:35
 
 Flow matching: the target is noise minus latent. A middle layer is also asked which colour and shape each place will
-show, which brings prompt and picture together far sooner. Weights are float32, passes run on a copy in the number format that
-this CPU multiplies fastest.
+show, which brings prompt and picture together far sooner. Weights are float32, passes run on a copy in the number
+format that this CPU multiplies fastest.
 """
 
 from __future__ import annotations

@@ -204,16 +204,16 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
     if draw < 0.14:
         gh, gw = rng.choice(SMALL)
         num_frames = rng.choice((4, 4, 6, 8))
-        return clip_batch(words, rng, gh, gw, max(8, 1200 // (gh * gw * num_frames)), 80, num_frames)
+        return clip_batch(words, rng, gh, gw, max(6, 800 // (gh * gw * num_frames)), 80, num_frames)
     if draw < 0.24:
         gh, gw = rng.choice(SMALL)
-        return pair_batch(words, rng, gh, gw, 280 // (gh * gw), 80, faces)
+        return pair_batch(words, rng, gh, gw, 180 // (gh * gw), 80, faces)
     if step >= 1500 and draw < 0.29:
         gh, gw = rng.randint(9, 14), rng.randint(9, 14)
-        return still_batch(words, rng, gh, gw, max(3, 600 // (gh * gw)), 200, faces)
+        return still_batch(words, rng, gh, gw, max(2, 400 // (gh * gw)), 200, faces)
     longest = rng.choice((3, 4, 4, 5, 6) if step < 1500 else (4, 4, 5, 6, 8, 10))
     gh, gw = rng.randint(2 if longest > 4 else 3, longest), rng.randint(2 if longest > 4 else 3, longest)
-    return still_batch(words, rng, gh, gw, min(40, max(6, 560 // (gh * gw))), 110 if gh * gw < 40 else 160, faces)
+    return still_batch(words, rng, gh, gw, min(24, max(4, 340 // (gh * gw))), 110 if gh * gw < 40 else 160, faces)
 
 
 def held_out(words, seed: int = 10_000_019) -> list[Batch]:

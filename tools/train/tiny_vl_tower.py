@@ -22,7 +22,7 @@ from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES, dense_targets
 from triptych.testing.scene_text import FACES
 from triptych.testing.scenes import draw_scene
 
-BATCH_TOKENS = 704  # merged visual tokens in a batch, whatever the picture size
+BATCH_TOKENS = 512  # merged visual tokens in a batch, whatever the picture size
 LR = 3e-3
 
 

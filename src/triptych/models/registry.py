@@ -66,7 +66,8 @@ def load_served_model(
     """Load the weights. `tower_attention`: transformers' attention for the encoder. Raises as `load_layout` does."""
     folder = find_folder(name)
     served = _family(folder).Served
-    model = load_stock(folder, choose_dtype(folder, dtype), choose_device(device))
+    chosen = choose_device(device)
+    model = load_stock(folder, choose_dtype(folder, dtype, chosen), chosen)
     made: ServedModel = served(model, describe(folder, _embed_multiple(folder)), tower_attention)
     return made
 

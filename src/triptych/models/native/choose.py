@@ -103,6 +103,8 @@ def _native(served: ServedModel) -> Accelerated:
     decoder = NativeDecoder(served.language)
     kernels = "AMX" if decoder.has_tiles else "portable"
     reason = f"{kernels} kernels in {str(served.dtype).removeprefix('torch.')}"
+    if decoder.is_narrow:
+        reason += ", weights kept in bfloat16 without loss"
     fast = Accelerated(served, decoder, _native_head(served), Choice("native", reason))
     _check(served, fast)
     return fast

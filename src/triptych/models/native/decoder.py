@@ -1,6 +1,7 @@
 """The language part of a served model through the native kernels: one C call a step, on the engine's own pools.
 
-Holds a packed copy of the weights; the stock module keeps its own, for what the kernels do not serve.
+Holds a packed copy of the weights; the stock module keeps its own, for what the kernels do not serve. A float32 model
+whose weights came from bfloat16 has them packed in that: a step reads half the bytes and computes the same.
 """
 
 from __future__ import annotations
@@ -13,9 +14,18 @@ import torch
 from torch import nn
 
 from triptych.models.native.build import NativeUnavailable, load_library
-from triptych.models.native.pack import GROUP, pack_vector, pack_weight
+from triptych.models.native.pack import GROUP, is_narrow, pack_vector, pack_weight
 from triptych.models.native.read_layers import DecoderSizes, LayerParts, check_kind, read_layer, read_sizes
-from triptych.models.native.structs import KINDS, DecoderShape, LayerWeights, Part, StepInput, declare, raise_message
+from triptych.models.native.structs import (
+    KINDS,
+    NARROW,
+    DecoderShape,
+    LayerWeights,
+    Part,
+    StepInput,
+    declare,
+    raise_message,
+)
 from triptych.models.paged_attention import PagedBatch, PagedKv, PrefillPart
 
 
@@ -36,9 +46,10 @@ class NativeDecoder:
             if len(windows) > 1:
                 raise NativeUnavailable(f"the layers have windows of {len(windows)} different sizes")
             self.window_tokens = windows.pop() if windows else None
+            self.is_narrow = all(is_narrow(w) for part in parts for w in part.products())
             layers = (LayerWeights * len(parts))(*(self._pack_layer(part) for part in parts))
             shape = self._shape(len(parts), layers, self._keep(pack_vector(language.norm.weight)))
-        kind = KINDS[self.sizes.dtype]
+        kind = NARROW if self.is_narrow else KINDS[self.sizes.dtype]
         self.has_tiles = bool(use_tiles and kind == 1 and self._library.triptych_has_tiles())
         self._handle = self._library.triptych_decoder_new(ctypes.byref(shape), kind, self.has_tiles)
         if not self._handle:
@@ -115,7 +126,7 @@ class NativeDecoder:
         keep = self._keep
         return LayerWeights(
             *(keep(pack_vector(v)) for v in (part.input_norm, part.post_norm, part.q_norm, part.k_norm)),
-            *(keep(pack_weight(w)) for w in (part.qkv, part.out, part.gate_up, part.down)),
+            *(keep(pack_weight(w.bfloat16() if self.is_narrow else w)) for w in part.products()),
             *(keep(pack_vector(v)) for v in (part.qkv_bias, part.out_bias)),
             part.has_rotary,
             part.window_tokens or 0,
@@ -142,14 +153,17 @@ class NativeLinear:
         if self.width % 32:
             raise NativeUnavailable(f"the head's width is {self.width}, not a multiple of 32")
         with torch.inference_mode():
-            self._weight, self._bias = pack_weight(linear.weight), pack_vector(linear.bias)
-        self._kind = KINDS[linear.weight.dtype]
-        self._use_tiles = use_tiles and self._kind == 1
+            narrow = is_narrow(linear.weight)
+            self._weight = pack_weight(linear.weight.bfloat16() if narrow else linear.weight)
+            self._bias = pack_vector(linear.bias)
+        self._dtype = linear.weight.dtype
+        self._kind = NARROW if narrow else KINDS[self._dtype]
+        self._use_tiles = use_tiles and self._kind == KINDS[torch.bfloat16]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, K] -> [N, columns] float32."""
         assert x.shape == (len(x), self.width), x.shape
-        assert KINDS[x.dtype] == self._kind, x.dtype
+        assert x.dtype == self._dtype, x.dtype
         out = torch.empty(len(x), self.columns)
         bias = None if self._bias is None else self._bias.data_ptr()
         if len(x):

@@ -22,6 +22,13 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     return tiles.permute(0, 3, 1, 4, 2, 5).contiguous().view(-1)
 
 
+def is_narrow(weight: torch.Tensor) -> bool:
+    """Whether every element of this float32 [N, K] fits bfloat16 exactly, as weights do that were saved in it."""
+    if weight.dtype != torch.float32 or weight.shape[1] % 32:
+        return False
+    return not bool((weight.contiguous().view(torch.int32) & 0xFFFF).any())
+
+
 def interleave_rows(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """[I, K] twice -> [2 I, K] in runs of 16 rows, gate then up, so that one group holds a column of each."""
     both = torch.stack([gate.view(-1, 16, gate.shape[1]), up.view(-1, 16, up.shape[1])], dim=1)

@@ -52,6 +52,10 @@ class LayerParts:
     has_rotary: bool
     window_tokens: int | None
 
+    def products(self) -> tuple[torch.Tensor, ...]:
+        """The matrices [N, K], in the order of a layer."""
+        return self.qkv, self.out, self.gate_up, self.down
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderSizes:

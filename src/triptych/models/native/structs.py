@@ -8,6 +8,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_vo
 import torch
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
+NARROW = 2  # float32 throughout, from weights kept in bfloat16
 
 
 class LayerWeights(Structure):

@@ -84,7 +84,7 @@ class DecoderBase {
 
 template <class Kernel>
 class Decoder final : public DecoderBase {
-  using T = typename Kernel::Weight;
+  using T = typename Kernel::Store;
   using Act = typename Kernel::Act;
 
  public:
@@ -204,7 +204,7 @@ class Decoder final : public DecoderBase {
                Emit emit) {
     const Range groups = team.share(round_up(columns, kGroup) / kGroup, member);
     Kernel::begin(in.rows);
-    Kernel::gemm(a, in.rows, k, (const T*)weight, groups.lo, groups.hi, emit);
+    Kernel::gemm(a, in.rows, k, (const typename Kernel::Weight*)weight, groups.lo, groups.hi, emit);
   }
 
   void project_qkv(const StepInput& in, Team& team, int member, const Act* a, const LayerWeights& layer) {

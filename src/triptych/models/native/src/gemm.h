@@ -22,10 +22,11 @@ constexpr int kGroup = 32;  // output columns of one group
 
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Activations as rows of float, for any CPU. `T` is the weight's type.
-template <class T>
+// Activations as rows of float, for any CPU. `W` is the weight's type, `S` that of embeddings, keys, values and results.
+template <class W, class S = W>
 struct Portable {
-  using Weight = T;
+  using Weight = W;
+  using Store = S;
   using Act = float;
   static constexpr bool kTiles = false;
 
@@ -36,57 +37,62 @@ struct Portable {
 
   // Calls emit(first row, rows, first column, float[rows][32]) for each block of the groups [lo, hi).
   template <class Emit>
-  static void gemm(const float* a, int rows, int k, const T* weight, int lo, int hi, Emit emit) {
+  static void gemm(const float* a, int rows, int k, const W* weight, int lo, int hi, Emit emit) {
     for (int group = lo; group < hi; group++) {
-      const T* w = weight + (size_t)group * k * kGroup;
+      const W* w = weight + (size_t)group * k * kGroup;
       int row = 0;
-      for (; row + 4 <= rows; row += 4) block<4>(a, row, k, w, group, emit);
-      for (; row < rows; row++) block<1>(a, row, k, w, group, emit);
+      for (; row + kRows <= rows; row += kRows) block<kRows, 1>(a, row, k, w, group, emit);
+      for (; row + 2 <= rows; row += 2) block<2, 2>(a, row, k, w, group, emit);
+      if (row < rows) block<1, 2>(a, row, k, w, group, emit);
     }
   }
 
  private:
-  template <int R, class Emit>
-  static void block(const float* a, int row, int k, const T* w, int group, Emit emit) {
-    v16 acc[R][2] = {};
+#ifdef __AVX512F__
+  static constexpr int kRows = 12;  // sums that stay in registers, with one stretch of 16 columns of the weight
+#else
+  static constexpr int kRows = 6;
+#endif
+
+  // R rows by the group's 32 columns; `Halves` of them, 1 or 2, are summed in one pass over k.
+  template <int R, int Halves, class Emit>
+  static void block(const float* a, int row, int k, const W* w, int group, Emit emit) {
     const float* x = a + (size_t)row * k;
-    accumulate<R>(x, k, w, acc);
     alignas(64) float out[R][kGroup];
-    for (int r = 0; r < R; r++) {
-      store16(out[r], acc[r][0]);
-      store16(out[r] + 16, acc[r][1]);
+    for (int half = 0; half < 2; half += Halves) {
+      v16 acc[R][Halves] = {};
+      accumulate<R, Halves>(x, k, w, half, acc);
+      for (int r = 0; r < R; r++)
+        for (int h = 0; h < Halves; h++) store16(out[r] + 16 * (half + h), acc[r][h]);
     }
     emit(row, R, group * kGroup, &out[0][0]);
   }
 
-  template <int R>
-  static void accumulate(const float* x, int k, const float* w, v16 (&acc)[R][2]) {
-    for (int i = 0; i < k; i++, w += kGroup) {
-      const v16 w0 = load16(w), w1 = load16(w + 16);
-      for (int r = 0; r < R; r++) {
-        const float value = x[(size_t)r * k + i];
-        acc[r][0] += value * w0;
-        acc[r][1] += value * w1;
+  template <int R, int Halves>
+  static void accumulate(const float* x, int k, const float* w, int half, v16 (&acc)[R][Halves]) {
+    w += 16 * half;
+    for (int i = 0; i < k; i++, w += kGroup)
+      for (int h = 0; h < Halves; h++) {
+        const v16 lanes = load16(w + 16 * h);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) acc[r][h] += x[(size_t)r * k + i] * lanes;
       }
-    }
   }
 
-  template <int R>
-  static void accumulate(const float* x, int k, const bf16* w, v16 (&acc)[R][2]) {
-    for (int tile = 0; tile < k; tile += 32, w += 1024) {
-      for (int pair = 0; pair < 16; pair++) {
-        for (int half = 0; half < 2; half++) {
-          u16x32 both;
-          std::memcpy(&both, w + half * 512 + pair * 32, sizeof both);
-          const v16 even = (v16)(both << 16), odd = (v16)(both & 0xffff0000u);
+  template <int R, int Halves>
+  static void accumulate(const float* x, int k, const bf16* w, int half, v16 (&acc)[R][Halves]) {
+    w += 512 * half;
+    for (int tile = 0; tile < k; tile += 32, w += 1024)
+      for (int pair = 0; pair < 16; pair++)
+        for (int h = 0; h < Halves; h++) {
+          const u16x32 both = load<u16x32>(w + h * 512 + pair * 32);
+          const v16 even = as_floats(both << 16), odd = as_floats(both & 0xffff0000u);
           for (int r = 0; r < R; r++) {
             const float* at = x + (size_t)r * k + tile + 2 * pair;
-            acc[r][half] += at[0] * even;
-            acc[r][half] += at[1] * odd;
+            acc[r][h] += at[0] * even;
+            acc[r][h] += at[1] * odd;
           }
         }
-      }
-    }
   }
 };
 
@@ -117,6 +123,7 @@ inline TileConfig tile_shapes(int rows) {
 // Activations as tiles of 16 rows by 32 columns of bfloat16, each 1 KiB. Needs AMX, and leave from the kernel.
 struct Amx {
   using Weight = bf16;
+  using Store = bf16;
   using Act = bf16;
   static constexpr bool kTiles = true;
 

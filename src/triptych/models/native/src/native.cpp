@@ -9,7 +9,7 @@
 using namespace triptych;
 
 namespace {
-enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1 };
+enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kNarrow = 2 };  // narrow: float32, weights kept in bfloat16
 thread_local char message[256];
 
 template <class Call>
@@ -26,7 +26,7 @@ const char* guarded(Call call) {
 template <class Kernel>
 void linear(const void* x, int rows, int k, const void* weight, const float* bias, int columns, int width, float* out,
             int threads) {
-  using T = typename Kernel::Weight;
+  using T = typename Kernel::Store;
   using Act = typename Kernel::Act;
   static thread_local Buffer<Act> buffer;
   Act* a = buffer.get(Kernel::act_count(rows, k));
@@ -40,7 +40,7 @@ void linear(const void* x, int rows, int k, const void* weight, const float* bia
     team.barrier();
     const Range groups = team.share(width / kGroup, member);
     Kernel::begin(rows);
-    Kernel::gemm(a, rows, k, (const T*)weight, groups.lo, groups.hi, [&](int row, int count, int col, const float* c) {
+    Kernel::gemm(a, rows, k, (const typename Kernel::Weight*)weight, groups.lo, groups.hi, [&](int row, int count, int col, const float* c) {
       const int lanes = std::min(kGroup, columns - col);
       for (int r = 0; r < count; r++)
         for (int i = 0; i < lanes; i++)
@@ -65,6 +65,7 @@ int32_t triptych_has_tiles() {
 DecoderBase* triptych_decoder_new(const DecoderShape* shape, int32_t kind, int32_t use_tiles) {
   try {
     if (kind == kFloat32) return new Decoder<Portable<float>>(*shape);
+    if (kind == kNarrow) return new Decoder<Portable<bf16, float>>(*shape);
 #ifdef __AMX_BF16__
     if (use_tiles && triptych_has_tiles()) return new Decoder<Amx>(*shape);
 #endif
@@ -86,6 +87,7 @@ const char* triptych_linear(const void* x, int32_t rows, int32_t k, const void* 
                             int32_t threads) {
   return guarded([&] {
     if (kind == kFloat32) return linear<Portable<float>>(x, rows, k, weight, bias, columns, width, out, threads);
+    if (kind == kNarrow) return linear<Portable<bf16, float>>(x, rows, k, weight, bias, columns, width, out, threads);
 #ifdef __AMX_BF16__
     if (use_tiles && triptych_has_tiles()) return linear<Amx>(x, rows, k, weight, bias, columns, width, out, threads);
 #endif
