@@ -15,6 +15,7 @@ FLOORS = [
     {"demo", "doctor"},
     {"launch"},
     {"waterfall"},
+    {"warm_up"},
     {"client"},
     {"http"},
     {"cluster"},

@@ -42,12 +42,15 @@ from triptych.http.seams import Served
 from triptych.media.plane import MediaPlane
 from triptych.prompt.builder import PromptBuilder, load_prompt_builder
 from triptych.understand.engine import EngineHandle, InProcessEngine, embedding_of
+from triptych.warm_up import WarmUp
 
 EMBEDDED_MODEL = "tiny-vl"
 
 
 class House:
-    """All rooms of one server. Making it fails at once for a bad folder; `start` loads the weights."""
+    """All rooms of one server. Making it fails at once for a bad folder; `start` loads the weights, and lets each
+    engine process answer once before users come. In process nothing is warmed: who asks one question should not pay
+    for two."""
 
     def __init__(self, config: Config, *, in_process: bool = False) -> None:
         if not config.models:
@@ -60,8 +63,14 @@ class House:
         self._drawing = [model for model in config.models if is_diffusion_folder(Path(model.path))]
         answering = [model for model in config.models if model not in self._drawing]
         self.builders = [_builder(model, config) for model in answering]
-        make = _engine_here if in_process else EngineProcess
-        self.engines: list[EngineHandle] = [make(model) for model in answering]
+        self._warm_ups = [
+            WarmUp(model.name or "", builder, config.media, clock) if model.engine.warm_up and not in_process else None
+            for model, builder in zip(answering, self.builders, strict=True)
+        ]
+        self.engines: list[EngineHandle] = [
+            _engine_here(model) if in_process else EngineProcess(model, warm_up=warm_up)
+            for model, warm_up in zip(answering, self._warm_ups, strict=True)
+        ]
         served = [_served(*parts) for parts in zip(answering, self.builders, self.engines, strict=True)]
         self._drawing_engines: list[GenerateEngine] = []
         self.service = GenerateService({}, clock)
@@ -70,6 +79,9 @@ class House:
     async def start(self) -> None:
         """Raises what an engine says of its failure to load."""
         await self.media.start()
+        for warm_up in self._warm_ups:
+            if warm_up is not None:
+                warm_up.start()
         await asyncio.gather(*(engine.start() for engine in self.engines))
         for model in self._drawing:
             await self._start_drawing(model)
@@ -84,6 +96,7 @@ class House:
 
     async def close(self) -> None:
         self.front.ready = False
+        await asyncio.gather(*(warm_up.close() for warm_up in self._warm_ups if warm_up is not None))
         await self.service.close()
         closing = [engine.close() for engine in self.engines] + [engine.close() for engine in self._drawing_engines]
         await asyncio.gather(*closing, return_exceptions=True)

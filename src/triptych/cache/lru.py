@@ -141,6 +141,10 @@ class ByteLru(Generic[K, V]):
         self.generation += 1
         return num_entries
 
+    def reset_counters(self) -> None:
+        self.hits = self.misses = self.evictions = 0
+        self.saved_ms = 0.0
+
     def stats(self, name: str) -> dict[str, float]:
         """Counters by the names of `metrics.names`: `<name>_cache_hits` and so on."""
         return {

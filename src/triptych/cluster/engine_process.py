@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -32,8 +32,15 @@ class EngineProcess:
 
     info: ModelInfo
 
-    def __init__(self, config: ModelConfig, *, module: str = "triptych.cluster.engine_main") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        module: str = "triptych.cluster.engine_main",
+        warm_up: Callable[[RemoteEngine], Awaitable[None]] | None = None,
+    ) -> None:
         self._config = config
+        self._warm_up = warm_up
         self._module = module
         self._engine: RemoteEngine | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -97,7 +104,7 @@ class EngineProcess:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(self._config) + b"\n")
         ended = asyncio.create_task(process.wait())
-        ready = asyncio.create_task(engine.start())
+        ready = asyncio.create_task(self._bring_up(engine))
         await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             engine.lost("the engine ended while loading")
@@ -107,6 +114,12 @@ class EngineProcess:
         ended.cancel()
         ready.result()
         self._engine, self.info = engine, engine.info
+
+    async def _bring_up(self, engine: RemoteEngine) -> None:
+        """Until the model is loaded and has answered once; in this order, so that no user's request comes first."""
+        await engine.start()
+        if self._warm_up is not None:
+            await self._warm_up(engine)
 
     async def _keep(self) -> None:
         """Whenever the process ends, end its streams and start another; slower each time in a row."""

@@ -90,6 +90,7 @@ class Tier(_Piece, frozen=True):
     max_audio_channels: int = 8
     max_request_visual_tokens: int = 32_768
     max_download_s: float = 20.0
+    max_decode_s: float = 300.0  # of one item, in a decode worker
     # generation
     max_generated_pixels: int = 4_194_304
     max_generated_frames: int = 257
@@ -135,6 +136,7 @@ class EngineConfig(_Piece, frozen=True):
     prefix_cache: bool = True
     runner: str = "auto"
     num_threads: int | None = None
+    warm_up: bool = True  # answer once of its own before /ready
 
 
 class GenerateConfig(_Piece, frozen=True):

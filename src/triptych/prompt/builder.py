@@ -107,6 +107,10 @@ class PromptBuilder:
         """Empty the processor cache. Returns how many entries went."""
         return self._processor.flush()
 
+    def forget(self) -> None:
+        """The processor cache as if no request had come."""
+        self._processor.forget()
+
     def close(self) -> None:
         self._processor.close()
 

@@ -74,6 +74,11 @@ class ItemProcessor:
     def flush(self) -> int:
         return self._cache.flush()
 
+    def forget(self) -> None:
+        """Empty, and its counters at zero: as if no request had come."""
+        self._cache.flush()
+        self._cache.reset_counters()
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -99,6 +99,9 @@ class BlockPool:
         self._hash_of.clear()
         return count
 
+    def reset_counters(self) -> None:
+        self.num_hit_tokens = self.num_queried_tokens = self.num_evictions = 0
+
     def _forget(self, block: int) -> bool:
         name = self._hash_of.pop(block, None)
         if name is None:

@@ -263,6 +263,12 @@ class EngineCore:
             return self._scheduler.pool.flush()
         raise InvalidRequest(f"no cache {cache!r} here, there are: encoder, prefix", param="cache")
 
+    def forget(self) -> None:
+        """Both caches empty, counters and pace as at the start: for the warm-up. What runs goes on."""
+        self._scheduler.forget()
+        self._runner.drop(self._scheduler.cache.take_dropped())
+        self._pace.reset()
+
     def stats(self) -> dict[str, float]:
         pool, cache = self._scheduler.pool, self._scheduler.cache
         return {

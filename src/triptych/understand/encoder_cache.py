@@ -106,6 +106,10 @@ class EncoderCache:
             entry.is_stale = True
         return count
 
+    def reset_counters(self) -> None:
+        self.num_hits = self.num_misses = self.num_evictions = 0
+        self.saved_ms = 0.0
+
     def take_dropped(self) -> list[bytes]:
         """Keys removed since the last call, whose tensors can go."""
         dropped, self._dropped = self._dropped, []

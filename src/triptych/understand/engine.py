@@ -214,6 +214,10 @@ class InProcessEngine:
         answer: int = await self._ask(lambda core: core.flush(cache))
         return answer
 
+    async def forget(self) -> None:
+        """See `EngineCore.forget`."""
+        await self._ask(lambda core: core.forget())
+
     async def _ask(self, question: Command) -> Any:
         if self._streams.lost is not None:
             raise InternalError(self._streams.lost)

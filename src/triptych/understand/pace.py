@@ -13,6 +13,10 @@ class Pace:
     def __init__(self, *, max_decode_stall_ms: float, max_step_tokens: int) -> None:
         self.max_decode_stall_ms = max_decode_stall_ms
         self._max_step_tokens = max_step_tokens
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is known of the machine yet."""
         self.encoder_flops_per_s = 1e11
         self.prefill_ms_per_token = 0.0
 

@@ -100,6 +100,10 @@ class RemoteEngine:
         answer: int = await self._ask("flush", cache)
         return answer
 
+    async def forget(self) -> None:
+        """See `EngineCore.forget`."""
+        await self._ask("forget")
+
     async def _ask(self, what: str, argument: str = "") -> Any:
         if self._streams.lost is not None:
             raise InternalError(self._streams.lost)
@@ -177,6 +181,9 @@ def _answer(core: EngineCore, question: Ask) -> Answer:
                 return Answer(question.ask_id, core.stats())
             case "flush":
                 return Answer(question.ask_id, core.flush(question.argument))
+            case "forget":
+                core.forget()
+                return Answer(question.ask_id)
         raise InternalError(f"no question {question.what!r}")
     except TriptychError as error:
         return Answer(question.ask_id, None, error.code, error.message)

@@ -61,7 +61,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """`what`: stats, flush or info; `argument`: the cache's name for flush."""
+    """`what`: stats, flush or forget; `argument`: the cache's name for flush."""
 
     ask_id: int
     what: str

@@ -158,6 +158,13 @@ class Scheduler:
             del self.waiting_items[key]
             self.cache.drop(key)
 
+    def forget(self) -> None:
+        """Flush both caches and set every counter to zero."""
+        for store in (self.cache, self.pool):
+            store.flush()
+            store.reset_counters()
+        self.num_preemptions = 0
+
     def check_integrity(self) -> None:
         self.pool.check_integrity([seq.block_table for seq in self.running])
         self.cache.check_integrity()
