@@ -200,15 +200,18 @@ def mean_loss(logits, target):
 class DenseHeads(nn.Module):
     """Training-only heads: what has its centre in each patch of a merged token, and where a token lies."""
 
-    def __init__(self, dim: int, num_shapes: int, num_colours: int, num_chars: int):
+    def __init__(self, dim: int, num_shapes: int, num_colours: int, num_chars: int, num_backgrounds: int = 7):
         super().__init__()
         self.sizes = (num_shapes, num_colours, num_chars)
         self.shape = nn.Linear(dim, 4 * num_shapes)
         self.colour = nn.Linear(dim, 4 * num_colours)
         self.char = nn.Linear(dim, 8 * num_chars)
         self.place = nn.Linear(dim, 4)
+        self.background = nn.Linear(dim, num_backgrounds)
+        self.likeness = nn.Parameter(torch.tensor([6.0, -3.0]))  # scale and bias of a visual token's cosine to a word
 
-    def vision_loss(self, tokens, shape, colour, char):  # targets [B, G, 4], [B, G, 4], [B, G, 8]; -100 is no target
+    def vision_loss(self, tokens, shape, colour, char, background):
+        # targets [B, G, 4], [B, G, 4], [B, G, 8], [B, G]; -100 is no target
         """Colour, shape and character where there is one, then where there are shapes and characters at all.
 
         The first three are means over the few slots that hold something: over all slots they would hardly count.
@@ -222,7 +225,25 @@ class DenseHeads(nn.Module):
             mean_loss(char_logits[:, 1:], char.masked_fill(char == 0, -99) - 1),
             4 * F.cross_entropy(shape_logits, shape),
             4 * F.cross_entropy(char_logits, char),
+            F.cross_entropy(self.background(tokens).float().flatten(0, 1), background.flatten()),
         ]
+
+    def word_loss(self, tokens, table, words, shape, colour):
+        """A visual token is to look like the words for what has its centre there, wherever in it.
+
+        `words` [C, 4] are ids of shapes, then colours. The language model then finds a thing by its name at once.
+        """
+        held = (words >= 0).unsqueeze(-1)
+        means = (table[words.clamp(min=0)] * held).sum(1) / held.sum(1)
+        cosine = F.normalize(tokens.float(), dim=-1) @ F.normalize(means.float(), dim=-1).T
+        shapes, colours = self.sizes[0] - 1, self.sizes[1]
+        is_shape = F.one_hot(shape.clamp(min=0), shapes + 1).amax(2)[..., 1:]
+        is_colour = F.one_hot(colour.masked_fill(colour < 0, colours), colours + 1).amax(2)[..., :colours]
+        wanted = torch.cat((is_shape, is_colour), -1).float()
+        loss = F.binary_cross_entropy_with_logits(
+            self.likeness[0] * cosine + self.likeness[1], wanted, reduction="none"
+        )
+        return loss.sum(-1).mean()
 
     def place_loss(self, hidden, place):
         return F.mse_loss(self.place(hidden).float(), place)

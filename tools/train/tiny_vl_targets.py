@@ -5,8 +5,11 @@ from __future__ import annotations
 import string
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from triptych.testing.scene_paint import COLOURS, SHAPES
+from triptych.testing.scene_words import plural
+from triptych.testing.scenes import BACKGROUNDS
 
 CHARS = string.ascii_uppercase + string.digits
 SHAPE_ID = {name: index + 1 for index, name in enumerate(SHAPES)}
@@ -16,8 +19,8 @@ NUM_SHAPES, NUM_COLOURS, NUM_CHARS = len(SHAPES) + 1, len(COLOURS), len(CHARS) +
 TOKEN_PX = 28
 
 
-def dense_targets(scene) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Shape [G, 4] and colour [G, 4] by 14-pixel patch, character [G, 8] by 7 by 14 pixels."""
+def dense_targets(scene) -> tuple[np.ndarray, ...]:
+    """Shape [G, 4] and colour [G, 4] by 14-pixel patch, character [G, 8] by 7 by 14 pixels, background [G]."""
     gh, gw = scene.height_px // TOKEN_PX, scene.width_px // TOKEN_PX
     shape = np.zeros((gh * gw, 4), np.int64)
     colour = np.full((gh * gw, 4), -100, np.int64)
@@ -29,7 +32,7 @@ def dense_targets(scene) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         for letter, (x_px, y_px) in zip(text.text, text.centres_px(), strict=True):
             token, part = slot(x_px, y_px, gh, gw, 4)
             char[token, part] = CHAR_ID[letter]
-    return shape, colour, char
+    return shape, colour, char, np.full(gh * gw, BACKGROUNDS.index(scene.background))
 
 
 def slot(x_px: float, y_px: float, gh: int, gw: int, columns: int) -> tuple[int, int]:
@@ -37,3 +40,13 @@ def slot(x_px: float, y_px: float, gh: int, gw: int, columns: int) -> tuple[int,
     x, y = min(max(x_px, 0), gw * TOKEN_PX - 1), min(max(y_px, 0), gh * TOKEN_PX - 1)
     token = int(y // TOKEN_PX) * gw + int(x // TOKEN_PX)
     return token, int(y % TOKEN_PX // 14) * columns + int(x % TOKEN_PX * columns // TOKEN_PX)
+
+
+def class_words(tokenizer: Tokenizer) -> np.ndarray:
+    """[shapes + colours, 4] the single tokens that mean each, singular and plural, -1 where there are fewer."""
+    rows = []
+    for name in (*SHAPES, *COLOURS):
+        spoken = (name, " " + name, " " + plural(name), plural(name))
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in spoken]
+        rows.append([word[0] if len(word) == 1 else -1 for word in ids])
+    return np.array(rows)

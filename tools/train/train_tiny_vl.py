@@ -23,12 +23,14 @@ from safetensors import safe_open
 from tiny_vl_data import IMAGE_PAD, VIDEO_PAD, Words, held_out, next_batch
 from tiny_vl_model import DenseHeads, decode, encode, make_model
 from tiny_vl_optim import RunningMean, choose_threads, make_optimizers
-from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES
+from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES, class_words
 from tiny_vl_tower import tower_batch
+from tokenizers import Tokenizer
 
 from triptych.testing.scene_text import FACES
 
 FOLDER = Path(__file__).parents[2] / "src/triptych/zoo/tiny-vl"
+WORDS = torch.from_numpy(class_words(Tokenizer.from_file(str(FOLDER / "tokenizer.json"))))
 
 
 def feed(queue, seed: int, step: int, faces) -> None:
@@ -61,6 +63,10 @@ def answer_logits(model, hidden, batch):
     return logits, torch.from_numpy(batch.ids)[:, 1:][wanted], weights[wanted]
 
 
+def likeness(model, heads, tokens, targets):
+    return heads.word_loss(tokens, model.lm_head.weight, WORDS, *targets[:2])
+
+
 def places(batch):
     gh, gw = batch.frames.shape[2] // 28, batch.frames.shape[3] // 28
     y, x = torch.meshgrid(torch.arange(gh), torch.arange(gw), indexing="ij")
@@ -71,7 +77,8 @@ def places(batch):
 def losses(model, heads, batch):
     with autocast():
         hidden, tokens, tap = forward(model, batch)
-        dense = sum(heads.vision_loss(tokens, *map(torch.from_numpy, batch.targets)))
+        targets = [torch.from_numpy(target) for target in batch.targets]
+        dense = sum(heads.vision_loss(tokens, *targets)) + 2 * likeness(model, heads, tokens, targets)
         place = heads.place_loss(tap, places(batch))
         logits, labels, weights = answer_logits(model, hidden, batch)
     nll = F.cross_entropy(logits.float(), labels, reduction="none")
@@ -139,11 +146,14 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model, heads = make_model(), DenseHeads(192, NUM_SHAPES, NUM_COLOURS, NUM_CHARS)
     state = load_state(args.out, model)
-    heads.load_state_dict(state["heads"])
+    heads.load_state_dict(state["heads"], strict=False)
     optimizers, mean, step = make_optimizers(model, heads, args.lr), RunningMean(model), state["step"]
     if "optimizers" in state:
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            if [len(group["params"]) for group in saved["param_groups"]] == [
+                len(group["params"]) for group in optimizer.param_groups
+            ]:
+                optimizer.load_state_dict(saved)
         mean.weights, mean.steps = state["mean"], step
     queue = mp.Queue(maxsize=6)
     faces = FACES * 2 + tuple(args.faces)
@@ -154,7 +164,8 @@ def main() -> None:
 def tower_loss(model, heads, scenes):
     frames, *targets = map(torch.from_numpy, scenes)
     with autocast():
-        return sum(heads.vision_loss(encode(model.model.visual, frames), *targets))
+        tokens = encode(model.model.visual, frames)
+        return sum(heads.vision_loss(tokens, *targets)) + 2 * likeness(model, heads, tokens, targets)
 
 
 def update(model, heads, optimizers) -> None:
