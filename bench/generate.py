@@ -1,11 +1,15 @@
 """Diffusion serving against the stock diffusers pipeline, in the same process, on the same weights and threads.
 
-    python bench/generate.py [--model FOLDER] [--kind unet] [--threads 1] [--seed 0] [--out generate.json]
+    python -m bench.generate [--model FOLDER] [--kind unet] [--threads 1] [--seed 0] [--out generate.json]
 
 Stock serves one request at a time, first come first served, as a plain server over the pipeline does. Without `--model`
 a random one is made, since speed does not depend on what the weights say: `unet` is a small Stable Diffusion 1.x (77
 text tokens, calls so small that their overhead is most of a step), `sd3` a Stable Diffusion 3 of about 2 M parameters
-(333 text tokens a branch: two cores are full at one row).
+(333 text tokens a branch: two cores are full at one row). Only the step cache depends on the weights: its row takes the
+calibration beside the model, or makes one for the row's own requests.
+
+Peak memory is the process's, reset before each part (Linux); the weights are in it on both sides. The last table is one
+step at growing batches and sizes: where a branch gets no cheaper, batching has stopped to pay.
 """
 
 from __future__ import annotations
@@ -14,11 +18,11 @@ import argparse
 import asyncio
 import json
 import random
-import resource
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,15 @@ from diffusers import SD3Transformer2DModel
 
 from triptych.core.config import GenerateConfig
 from triptych.core.events import FinishReason
+from triptych.generate.calibrate import calibrate, load_calibration
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateFinal
 from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.load import load_kind
+from triptych.generate.kinds.pixart import PixArt
 from triptych.generate.request import GenerateRequest
+from triptych.generate.runner import StepRunner
+from triptych.generate.schedule import BatchSizer
 from triptych.testing.toy_diffusion import TOYS, make_diffusion_folder
 
 WIDTH = 128
@@ -47,6 +55,7 @@ class Row:
     unit: str
     goal: float
     higher_is_better: bool = False
+    peak_mib: dict[str, float] = field(default_factory=dict)  # ours, stock
 
     @property
     def ratio(self) -> float:
@@ -80,18 +89,42 @@ def make_model(folder: Path, kind: str) -> Path:
     return folder
 
 
-class Bench:
-    """Both servers over one loaded pipeline."""
+class PeakMemory:
+    """Highest resident memory of this process by who was at work, MiB."""
 
-    def __init__(self, kind: Kind, engine: GenerateEngine, seed: int) -> None:
+    def __init__(self) -> None:
+        self.mib: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        yield
+        status = Path("/proc/self/status").read_text()
+        peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        self.mib[name] = max(self.mib.get(name, 0.0), peak_kib / 1024)
+
+
+class Bench:
+    """Both servers over one loaded pipeline. `sizes_px`: the usual size, and the other one of mixed work."""
+
+    def __init__(self, kind: Kind, engine: GenerateEngine, seed: int, sizes_px: tuple[int, int]) -> None:
         self.kind = kind
         self.engine = engine
+        self.sizes_px = sizes_px
         self.random = random.Random(seed)
         self._count = 0
         self._stock_lock = asyncio.Lock()
 
-    def request(self, size_px: int = 32, num_steps: int = 10, guidance_scale: float = 5.0) -> GenerateRequest:
+    def request(
+        self,
+        size_px: int | None = None,
+        num_steps: int = 10,
+        guidance_scale: float = 5.0,
+        step_cache: str | None = None,
+        num_previews: int = 0,
+    ) -> GenerateRequest:
         self._count += 1
+        size_px = size_px or self.sizes_px[0]
         return GenerateRequest(
             request_id=f"r{self._count}",
             prompt="two green circles above a red square",
@@ -100,19 +133,24 @@ class Bench:
             num_steps=num_steps,
             guidance_scale=guidance_scale,
             seed=self._count,
+            step_cache=step_cache,
+            num_previews=num_previews,
         )
 
-    async def ours(self, request: GenerateRequest) -> None:
+    async def ours(self, request: GenerateRequest) -> GenerateFinal:
         async for event in self.engine.submit(request):
-            if isinstance(event, GenerateFinal) and event.reason is not FinishReason.STOP:
-                raise RuntimeError(f"{request.request_id}: {event.error}")
+            if isinstance(event, GenerateFinal) and event.reason is FinishReason.STOP:
+                return event
+        raise RuntimeError(f"{request.request_id}: no picture")
 
     async def stock(self, request: GenerateRequest) -> None:
         async with self._stock_lock:
             await asyncio.to_thread(self._stock, request)
 
     def _stock(self, request: GenerateRequest) -> Any:
+        as_asked = {"use_resolution_binning": False, "clean_caption": False}
         return self.kind.pipeline(
+            **(as_asked if isinstance(self.kind, PixArt) else {}),
             prompt=request.prompt,
             width=request.width_px,
             height=request.height_px,
@@ -121,57 +159,116 @@ class Bench:
             generator=torch.Generator("cpu").manual_seed(request.seed),
         )
 
-    async def timed(self, serve: Callable[[GenerateRequest], Awaitable[None]], request: GenerateRequest) -> float:
+    async def timed(self, serve: Callable[[GenerateRequest], Awaitable[Any]], request: GenerateRequest) -> float:
         started_s = time.perf_counter()
         await serve(request)
         return time.perf_counter() - started_s
 
 
 async def one_request(bench: Bench, repeats: int = 5) -> Row:
-    ours, stock = [], []
+    ours, stock, peak = [], [], PeakMemory()
     for _ in range(repeats):
-        ours.append(await bench.timed(bench.ours, bench.request()))
-        stock.append(await bench.timed(bench.stock, bench.request()))
-    return Row("one request, 10 steps, 32 px, median", median(ours), median(stock), "s", 0.95)
+        with peak.of("ours"):
+            ours.append(await bench.timed(bench.ours, bench.request()))
+        with peak.of("stock"):
+            stock.append(await bench.timed(bench.stock, bench.request()))
+    work = f"one request, 10 steps, {bench.sizes_px[0]} px, median"
+    return Row(work, median(ours), median(stock), "s", 0.95, peak_mib=peak.mib)
 
 
 async def burst(bench: Bench, size: int = 16, repeats: int = 3) -> Row:
     rates: dict[str, list[float]] = {"ours": [], "stock": []}
+    peak = PeakMemory()
     for _ in range(repeats):
-        forms = [((32, 48)[i % 2], (4, 8, 12, 16)[i // 2 % 4], (5.0, 1.0)[i % 3 == 0]) for i in range(size)]
+        forms = [(bench.sizes_px[i % 2], (4, 8, 12, 16)[i // 2 % 4], (5.0, 1.0)[i % 3 == 0]) for i in range(size)]
         requests = [bench.request(*form) for form in forms]
         for name, serve in (("ours", bench.ours), ("stock", bench.stock)):
             started_s = time.perf_counter()
-            await asyncio.gather(*(serve(request) for request in requests))
+            with peak.of(name):
+                await asyncio.gather(*(serve(request) for request in requests))
             rates[name].append(size / (time.perf_counter() - started_s))
     work = f"{size} at once, mixed steps, sizes, guidance, median"
-    return Row(work, median(rates["ours"]), median(rates["stock"]), "pictures/s", 2.0, True)
+    return Row(work, median(rates["ours"]), median(rates["stock"]), "pictures/s", 2.0, True, peak.mib)
 
 
 async def poisson(bench: Bench, stock_s: float, count: int = 16) -> Row:
     rate = 0.7 / stock_s
     gaps = [bench.random.expovariate(rate) for _ in range(count)]
     steps = [bench.random.choice((5, 10, 15)) for _ in range(count)]
-    tails = {}
+    tails, peak = {}, PeakMemory()
     for name, serve in (("ours", bench.ours), ("stock", bench.stock)):
         tasks = []
-        for gap, num_steps in zip(gaps, steps, strict=True):
-            await asyncio.sleep(gap)
-            tasks.append(asyncio.create_task(bench.timed(serve, bench.request(num_steps=num_steps))))
-        tails[name] = sorted(await asyncio.gather(*tasks))[int(0.95 * (count - 1))]
-    return Row(f"Poisson at 70% of stock's rate, {count} requests, p95", tails["ours"], tails["stock"], "s", 0.5)
+        with peak.of(name):
+            for gap, num_steps in zip(gaps, steps, strict=True):
+                await asyncio.sleep(gap)
+                tasks.append(asyncio.create_task(bench.timed(serve, bench.request(num_steps=num_steps))))
+            tails[name] = sorted(await asyncio.gather(*tasks))[int(0.95 * (count - 1))]
+    work = f"Poisson at 70% of stock's rate, {count} requests, p95"
+    return Row(work, tails["ours"], tails["stock"], "s", 0.5, peak_mib=peak.mib)
 
 
 async def short_behind_long(bench: Bench, repeats: int = 3) -> Row:
-    alone, behind = [], []
+    alone, behind, peak = [], [], PeakMemory()
     for _ in range(repeats):
-        alone.append(await bench.timed(bench.ours, bench.request(num_steps=4)))
-        long = asyncio.create_task(bench.ours(bench.request(num_steps=50)))
-        await asyncio.sleep(4 * alone[-1])
-        behind.append(await bench.timed(bench.ours, bench.request(num_steps=4)))
-        assert not long.done(), "the long job ended first: it held nobody up"
-        await long
-    return Row("4 steps behind 50, over 4 steps alone (ours)", median(behind), median(alone), "s", 2.0)
+        with peak.of("ours"):
+            alone.append(await bench.timed(bench.ours, bench.request(num_steps=4)))
+            long = asyncio.create_task(bench.ours(bench.request(num_steps=50)))
+            await asyncio.sleep(4 * alone[-1])
+            behind.append(await bench.timed(bench.ours, bench.request(num_steps=4)))
+            assert not long.done(), "the long job ended first: it held nobody up"
+            await long
+    work = "4 steps behind 50, over 4 steps alone (ours)"
+    return Row(work, median(behind), median(alone), "s", 2.0, peak_mib=peak.mib)
+
+
+async def step_caches(bench: Bench, repeats: int = 5, num_steps: int = 20) -> list[Row]:
+    """End to end, ours with each calibrated cache over ours without it; nothing where no setting is inside the gate."""
+    kind, rows = bench.kind, []
+    if kind.blocks and not kind.step_caches:
+        found = calibrate(kind, [bench.request(num_steps=num_steps) for _ in range(2)])
+        kind.step_caches = {name: one.setting for name, one in found.caches.items() if one.setting is not None}
+    for name, setting in kind.step_caches.items():
+        plain, cached, hits, peak = [], [], [], PeakMemory()
+        for _ in range(repeats):
+            plain.append(await bench.timed(bench.ours, bench.request(num_steps=num_steps)))
+            with peak.of("ours"):
+                started_s = time.perf_counter()
+                final = await bench.ours(bench.request(num_steps=num_steps, step_cache=name))
+                cached.append(time.perf_counter() - started_s)
+            hits.append(final.counters["cache_hits"] / final.counters["cache_lookups"])
+        work = f"{setting}, {median(hits):.0%} hits, over no cache (ours), {num_steps} steps, median"
+        rows.append(Row(work, 1 / median(cached), 1 / median(plain), "pictures/s", 1.5, True, peak.mib))
+    return rows
+
+
+async def preview_cost(bench: Bench) -> str:
+    final = await bench.ours(bench.request(num_previews=3))
+    counters = final.counters
+    step_ms = counters["step_ms"] / counters["steps"]
+    return f"a preview costs {counters['preview_ms'] / 3:.2f} ms, a step of this request {step_ms:.2f} ms"
+
+
+@torch.inference_mode()
+def sweep(bench: Bench, repeats: int = 3) -> tuple[dict[str, dict[int, float]], str]:
+    """Least step time, ms, by size and branches of one forward; and the knee of each size by the sizer's own rule."""
+    sizer, runner, multiple = BatchSizer(), StepRunner(bench.kind), bench.kind.latent_px
+    text = bench.kind.encode_text("two green circles", is_negative=False)
+    lines = ["| size | latent tokens | ms a branch at 1, 2, 4, 8, 16 | batching pays up to |", "| --- |" + " --- |" * 3]
+    for factor in (0.5, 1, 2, 4):
+        size_px = max(1, round(bench.sizes_px[0] * factor) // multiple) * multiple
+        request = bench.request(size_px, guidance_scale=1.0)
+        for num_branches in (1, 2, 4, 8, 16):
+            rows = [bench.kind.prepare(request, (text,)) for _ in range(num_branches)]
+            for _ in range(repeats):
+                started_s = time.perf_counter()
+                runner.predict(rows)
+                sizer.observe(str(size_px), num_branches, (time.perf_counter() - started_s) * 1e3)
+        times = sizer.table()[str(size_px)]
+        each = ", ".join(f"{ms / n:.2f}" for n, ms in times.items())
+        knee = sizer.knee(str(size_px))
+        tokens = bench.kind.branch_tokens(request)
+        lines.append(f"| {size_px} px | {tokens} | {each} | {knee} branches |")
+    return sizer.table(), "\n".join(lines)
 
 
 def median(values: list[float]) -> float:
@@ -179,40 +276,44 @@ def median(values: list[float]) -> float:
 
 
 def as_table(rows: list[Row]) -> str:
-    lines = ["| work | ours | stock | ratio | goal | met |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| work | ours | stock | ratio | goal | met | peak MiB, ours / stock |", "| --- |" + " --- |" * 6]
     for row in rows:
         sign = ">=" if row.higher_is_better else "<="
         met = "yes" if row.is_met else "no"
+        peaks = " / ".join(f"{row.peak_mib[name]:.0f}" for name in ("ours", "stock") if name in row.peak_mib)
         lines.append(
             f"| {row.work} | {row.ours:.3f} {row.unit} | {row.stock:.3f} {row.unit} | {row.ratio:.2f} "
-            f"| {sign} {row.goal} | {met} |"
+            f"| {sign} {row.goal} | {met} | {peaks} |"
         )
     return "\n".join(lines)
 
 
-async def run(folder: Path, seed: int) -> dict[str, Any]:
+async def run(folder: Path, seed: int, is_random: bool) -> dict[str, Any]:
     kind = load_kind(folder, name=folder.name)
+    load_calibration(folder, kind)
     engine = GenerateEngine(kind, GenerateConfig())
     await engine.start()
-    bench = Bench(kind, engine, seed)
+    side_px = kind.default_size_px()[0]
+    bench = Bench(kind, engine, seed, (32, 48) if is_random else (side_px, side_px // 2))
     try:
         for serve in (bench.ours, bench.stock):  # warm both
-            await serve(bench.request(num_steps=3))
-            await serve(bench.request(48, num_steps=3))
+            for size_px in bench.sizes_px:
+                await serve(bench.request(size_px, num_steps=3))
         rows = [await one_request(bench)]
         for work in (burst(bench), poisson(bench, rows[0].stock), short_behind_long(bench)):
             print(as_table(rows[-1:]), flush=True)
             rows.append(await work)
+        print(as_table(rows[-1:]), flush=True)
+        rows += await step_caches(bench)
+        preview = await preview_cost(bench)
     finally:
         await engine.close()
-    print(as_table(rows))
-    table = engine.step_table()
-    for size, steps in table.items():
-        print(f"{size}: " + ", ".join(f"{n} branches {ms:.1f} ms ({ms / n:.2f} each)" for n, ms in steps.items()))
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"peak resident memory of the process: {peak_mib:.0f} MiB; threads: {torch.get_num_threads()}")
+    sweep_ms, sweep_table = sweep(bench)
+    is_distilled = ", one branch a row: guidance is distilled into it" if kind.is_distilled else ""
+    print(f"\n{type(kind.pipeline).__name__}{is_distilled}, {torch.get_num_threads()} threads\n\n{as_table(rows)}")
+    print(f"\n{preview}\n\n{sweep_table}")
     forms = [asdict(row) | {"ratio": row.ratio, "is_met": row.is_met} for row in rows]
-    return {"rows": forms, "step_table": table, "peak_mib": peak_mib, "threads": torch.get_num_threads()}
+    return {"rows": forms, "step_table": engine.step_table(), "sweep_ms": sweep_ms, "threads": torch.get_num_threads()}
 
 
 def main() -> None:
@@ -225,7 +326,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as root:
-        figures = asyncio.run(run(arguments.model or make_model(Path(root) / "random", arguments.kind), arguments.seed))
+        folder = arguments.model or make_model(Path(root) / "random", arguments.kind)
+        figures = asyncio.run(run(folder, arguments.seed, is_random=arguments.model is None))
     if arguments.out:
         arguments.out.write_text(json.dumps(figures, indent=2))
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.progress import Progress
 
@@ -116,17 +117,28 @@ def ask(
 @click.option("--negative-prompt", help="What should not be in it.")
 @click.option("--seed", type=int, help="The same seed gives the same picture.  [drawn]")
 @click.option("--frames", "num_frames", type=int, help="Frames of a clip.")
-def draw(prompt: str, output: Path, model: str, **options: Any) -> None:
-    """Draw PROMPT to a file, in this process."""
+@click.option("--step-cache", help="first-block or teacache, where calibrated; none.  [the model's own]")
+@click.option("--previews/--no-previews", default=None, help="Show the picture meanwhile.  [where there are colours]")
+def draw(prompt: str, output: Path, model: str, previews: bool | None, **options: Any) -> None:
+    """Draw PROMPT to a file, in this process. A terminal with colours shows it while it is drawn."""
+    from triptych.generate.events import PreviewEvent, StepEvent
+    from triptych.generate.request import MAX_PREVIEWS
+    from triptych.generate.terminal_preview import half_blocks
     from triptych.launch import draw_to_file
 
-    with _plain_errors(), Progress(console=ERR, transient=True) as progress:
-        task = progress.add_task("loading", total=None)
-        drawn = draw_to_file(
-            prompt, output, model, options, lambda step, total: progress.update(
-                task, description="drawing", completed=step, total=total
-            ),
-        )  # fmt: skip
+    can_show = ERR.is_terminal and ERR.color_system in ("256", "truecolor")
+    options["num_previews"] = MAX_PREVIEWS if (can_show if previews is None else previews) else 0
+    progress = Progress(console=ERR)
+    task = progress.add_task("loading", total=None)
+    with _plain_errors(), Live(progress, console=ERR, transient=True) as live:
+
+        def show(event: Any) -> None:
+            if isinstance(event, StepEvent):
+                progress.update(task, description="drawing", completed=event.step, total=event.num_steps)
+            elif isinstance(event, PreviewEvent):
+                live.update(Group(half_blocks(event.pixels), progress))
+
+        drawn = draw_to_file(prompt, output, model, options, show)
     stages = ", ".join(f"{stage} {ms:.0f}" for stage, ms in drawn.stage_ms.items())
     OUT.print(f"{drawn.path}  seed {drawn.request.seed}  {stages}", highlight=False)
 
@@ -155,21 +167,128 @@ def doctor(model: str | None, config_file: Path | None, device: str, dtype: str,
     sys.exit(1 if bad else 0)
 
 
+def _case_options(command: Any) -> Any:
+    """What `calibrate` and `quality` draw: every prompt at every size, number of steps, guidance scale and seed."""
+    for option in (
+        click.option("--judge", type=click.Choice(["auto", "shapes", "none"]), default="auto", show_default=True,
+                     help="Whether pictures show what was asked: shapes measures drawn shapes; auto takes it for "
+                          "tiny-image."),
+        click.option("--frames", "num_frames", type=int, help="Frames of a clip."),
+        click.option("--seeds", "num_seeds", type=click.IntRange(min=1), default=1, show_default=True,
+                     help="Seeds for each case."),
+        click.option("--guidance", "guidance_scales", type=float, multiple=True, help="[the model's own, and 1]"),
+        click.option("--steps", "num_steps", type=int, multiple=True, help="[the model's own, and half of it]"),
+        click.option("--size", "sizes", multiple=True, help="512x512; may be repeated.  [the model's own, and half]"),
+        click.option("--prompt", "prompts", multiple=True, help="May be repeated."),
+        click.option("--num-prompts", type=click.IntRange(min=1), help="Of the built-in ones.  [3; judged: 8]"),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @main.command()
 @click.argument("model")
-def calibrate(model: str) -> None:
-    """Calibrate the step cache of MODEL, a diffusers folder, and write the result beside it with its quality table.
+@click.option("--cache", "caches", type=click.Choice(["first-block", "teacache"]), multiple=True, help="[both]")
+@click.option("--default", type=click.Choice(["first-block", "teacache"]), help="Use it where a request names none.")
+@_case_options
+def calibrate(model: str, caches: tuple[str, ...], default: str | None, judge: str, **cases: Any) -> None:
+    """Find the step-cache settings of MODEL, a diffusers folder, that pass the quality gate, and write them beside it.
 
-    The cache stays off where no threshold passes the quality gate.
+    A cache stays off where none passes. The file holds the table of everything that was tried.
     """
-    from triptych.generate.calibrate import as_table, calibrate_folder
+    from triptych.generate.cache_setting import STEP_CACHES
+    from triptych.generate.calibrate import FILE_NAME, calibrate_folder
+    from triptych.generate.quality_table import by_setting
     from triptych.launch import diffusion_folder
 
-    with _plain_errors():
+    with _plain_errors(), ERR.status("drawing") as status:
+        folder = diffusion_folder(model)
+        grid, judged = _grid_and_judge(folder, judge, cases)
         found = calibrate_folder(
-            diffusion_folder(model), on_trial=lambda trial: ERR.print(f"threshold {trial.threshold:g} tried")
+            folder,
+            grid,
+            caches=caches or STEP_CACHES,
+            judge=judged,
+            default=default,
+            on_case=lambda setting, case: status.update(f"{setting}: {case.group}"),
         )
-        click.echo(as_table(found))
+    for name, one in found.caches.items():
+        click.echo(by_setting(one.trials) + "\n")
+        click.echo(f"{name}: {one.setting or one.reason}\n")
+    click.echo(f"written to {folder / FILE_NAME}; default: {found.default or 'no cache'}")
+
+
+@main.command()
+@click.argument("model")
+@click.option("--cache", type=click.Choice(["first-block", "teacache"]), required=True)
+@click.option("--threshold", type=float, help="[the calibrated one]")
+@click.option("--order", type=click.IntRange(0, 1), help="0 repeats the last residual, 1 follows the last two.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Folder for quality.json, .md and contact-sheet.png."
+)
+@_case_options
+def quality(
+    model: str,
+    cache: str,
+    threshold: float | None,
+    order: int | None,
+    out: Path | None,
+    judge: str,
+    **cases: Any,
+) -> None:
+    """Draw with MODEL, a diffusers folder, with a step cache and without, and say what the cache costs and brings.
+
+    Exit code 1 where the setting fails the gate: PSNR 28 dB, SSIM 0.95, the worst of all cases, and at most one point
+    of the task score lost.
+    """
+    from triptych.generate.calibrate import quality_of_folder
+    from triptych.generate.contact_sheet import ContactSheet
+    from triptych.generate.quality_table import by_group, verdict, write_report
+    from triptych.launch import diffusion_folder
+
+    sheet = ContactSheet()
+    with _plain_errors(), ERR.status("drawing") as status:
+        folder = diffusion_folder(model)
+        grid, judged = _grid_and_judge(folder, judge, cases)
+
+        def on_case(setting: Any, case: Any, plain: Any, cached: Any) -> None:
+            sheet.add(setting, case, plain, cached)
+            status.update(case.group)
+
+        report = quality_of_folder(folder, cache, grid, threshold=threshold, order=order, judge=judged, on_case=on_case)
+        if out is not None:
+            write_report(out, report, sheet)
+    click.echo(by_group(report) + "\n\n" + verdict(report))
+    sys.exit(0 if report.passes else 1)
+
+
+def _grid_and_judge(folder: Path, judge: str, cases: dict[str, Any]) -> tuple[Any, Any]:
+    """The cases that the flags ask for, and with a judge held-out prompts that it can check."""
+    import random
+
+    from triptych.generate.evaluate import PROMPTS, Grid
+    from triptych.testing.judge import is_shown
+    from triptych.testing.prompts import invent_prompt
+
+    has_judge = judge == "shapes" or (judge == "auto" and folder.name == "tiny-image")
+    chosen, number = cases.pop("prompts"), cases.pop("num_prompts")
+    sizes = tuple(_size_px(size) for size in cases.pop("sizes")) or None
+    if has_judge and chosen:
+        raise click.UsageError("--judge shapes brings its own prompts: leave --prompt out, or take --judge none")
+    rng = random.Random(0)
+    invented = [invent_prompt(rng, held_out=True) for _ in range(number or 8)] if has_judge else []
+    prompts = tuple(map(str, invented)) or chosen or PROMPTS[: number or len(PROMPTS)]
+    known = {str(prompt): prompt for prompt in invented}
+    fields = {name: value or None for name, value in cases.items() if name != "num_seeds"}
+    grid = Grid(prompts=tuple(dict.fromkeys(prompts)), sizes_px=sizes, num_seeds=cases["num_seeds"], **fields)
+    return grid, (lambda prompt, frames: is_shown(known[prompt], frames[0])) if has_judge else None
+
+
+def _size_px(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal()):
+        raise click.UsageError(f"a size is written 512x512, got {text!r}")
+    return int(width), int(height)
 
 
 @main.command()

@@ -34,7 +34,7 @@ from triptych.core.prepared import PreparedRequest
 from triptych.generate.build import build_engine, is_diffusion_folder
 from triptych.generate.draw import Drawn, DrawOptions, draw
 from triptych.generate.engine import GenerateEngine
-from triptych.generate.events import GenerateEvent, StepEvent
+from triptych.generate.events import GenerateEvent
 from triptych.generate.service import GenerateService
 from triptych.http.app import build_app
 from triptych.http.front import Front
@@ -323,13 +323,12 @@ def diffusion_folder(model: str) -> Path:
 
 
 def draw_to_file(
-    prompt: str, output: Path, model: str, options: dict[str, Any], on_step: Callable[[int, int], None]
+    prompt: str,
+    output: Path,
+    model: str,
+    options: dict[str, Any],
+    on_event: Callable[[GenerateEvent], None] = lambda event: None,
 ) -> Drawn:
     """One picture or clip by the diffusers model of this folder or embedded name. Raises leaves of the error tree."""
     path = diffusion_folder(model)
-
-    def show(event: GenerateEvent) -> None:
-        if isinstance(event, StepEvent):
-            on_step(event.step, event.num_steps)
-
-    return asyncio.run(draw(prompt, output, folder=path, options=DrawOptions(**options), on_event=show))
+    return asyncio.run(draw(prompt, output, folder=path, options=DrawOptions(**options), on_event=on_event))

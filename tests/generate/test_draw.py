@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+from triptych.cli import main
 from triptych.core.errors import BudgetExceeded, InvalidRequest, UnsupportedMedia
 from triptych.generate.draw import DrawOptions, draw
 from triptych.generate.events import GenerateEvent, PreviewEvent, StepEvent
+from triptych.generate.terminal_preview import half_blocks
 
 from .conftest import Toys
 
@@ -74,3 +77,29 @@ async def test_an_unknown_pipeline_is_refused_with_the_list(tmp_path: Path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline", "vae": ["evil_module", "Vae"]}')
     with pytest.raises(UnsupportedMedia, match="'vae' is of 'evil_module'"):
         await draw("x", tmp_path / "o.png", folder=tmp_path)
+
+
+def test_a_preview_is_half_blocks_of_its_pixels():
+    """Two rows of pixels are one line of text: ink is the upper pixel, ground the lower; an odd last row is doubled."""
+    pixels = np.array([[[255, 0, 0]], [[0, 255, 0]], [[0, 0, 255]]], np.uint8)
+    text = half_blocks(pixels)
+    styles = [(span.style.color.triplet.hex, span.style.bgcolor.triplet.hex) for span in text.spans]
+
+    assert text.plain == "▀\n▀\n"
+    assert styles == [("#ff0000", "#00ff00"), ("#0000ff", "#0000ff")]
+    assert len(half_blocks(np.zeros((64, 128, 3), np.uint8)).plain.splitlines()) == 12
+
+
+def test_the_verb_draws_with_previews_and_refuses_an_uncalibrated_cache(toys: Toys, tmp_path: Path):
+    """`triptych draw` writes the picture and says seed and stages; a step cache that is off says why."""
+    out = tmp_path / "out.png"
+    asked = ["draw", "a cat", "-o", str(out), "--model", str(toys.folder("pixart")), "--steps", "4", "--seed", "1"]
+    asked += ["--width-px", "32", "--height-px", "32", "--previews"]
+    done = CliRunner().invoke(main, asked)
+    refused = CliRunner().invoke(main, [*asked, "--step-cache", "teacache"])
+
+    assert done.exit_code == 0, done.output
+    assert "seed 1" in done.output
+    assert pixels_of(out).shape == (32, 32, 3)
+    assert refused.exit_code == 1
+    assert "this model was not calibrated" in refused.output

@@ -201,11 +201,27 @@ def test_full_queue_is_503_with_retry_after(door: Door):
 
 
 def test_metrics_name_the_work(door: Door):
-    """After a picture, the histograms of its stages carry model, pixels, frames, steps and branches."""
-    post(door, FORM)
+    """After a picture, the histograms of its stages carry model, pixels, frames, steps and branches, and the counters
+    of work and of batches have grown."""
     with door.http() as http:
+        before = http.get("/metrics").text
+        with http.stream("POST", "/v1/images/generations", json=FORM | {"stream": True, "partial_images": 1}) as answer:
+            answer.read()
         text = http.get("/metrics").text
 
+    def value(text: str, series: str) -> float:
+        found = [line for line in text.splitlines() if line.startswith(series + " ")]
+        return float(found[0].split()[1]) if found else 0.0
+
     labels = 'branches="2",frames="1",model="pictures",pixels="1024",steps="4"'
-    for name in ("denoise_ms", "vae_decode_ms", "step_ms", "generate_ms", "text_encode_ms"):
-        assert f"triptych_{name}_count{{{labels}}}" in text
+    stages = ("generate_encode_queue_ms", "text_encode_ms", "denoise_queue_ms", "denoise_ms")
+    stages += ("generate_decode_queue_ms", "vae_decode_ms", "step_ms", "first_preview_ms", "generate_ms")
+    for name in stages:
+        series = f"triptych_{name}_count{{{labels}}}"
+        assert value(text, series) == value(before, series) + 1, name
+    grown = {"generated_pictures": 1, "generated_frames": 1, "generated_pixels": 1024, "generate_row_steps": 4}
+    for name, amount in (grown | {"engine_steps": 4}).items():
+        series = f'triptych_{name}_total{{model="pictures"}}'
+        assert value(text, series) == value(before, series) + amount, name
+    assert 'triptych_cache_hits_total{cache="step",model="pictures"}' in text
+    assert 'triptych_queue_depth{model="pictures",queue="denoise"}' in text

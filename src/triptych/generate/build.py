@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 
 from triptych.core.config import GenerateConfig
-from triptych.generate.calibrate import load_threshold
+from triptych.generate.calibrate import load_calibration
 from triptych.generate.engine import GenerateEngine
+from triptych.generate.fingerprint import model_fingerprint
 from triptych.generate.kinds.load import is_diffusion_folder, load_kind
+from triptych.generate.knee_store import KneeStore, default_folder
 
 __all__ = ["build_engine", "is_diffusion_folder"]
 
@@ -21,5 +23,5 @@ def build_engine(folder: Path, *, name: str, config: GenerateConfig | None = Non
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = load_kind(folder, name=name, dtype=config.dtype, device=device)
-    load_threshold(folder, kind)
-    return GenerateEngine(kind, config)
+    load_calibration(folder, kind)
+    return GenerateEngine(kind, config, knees=lambda: KneeStore(default_folder(), kind, model_fingerprint(folder)))

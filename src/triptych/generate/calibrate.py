@@ -1,164 +1,186 @@
-"""Find the largest first-block threshold whose pictures pass the quality gate, and write it beside the model.
+"""Find the step-cache settings whose pictures pass the quality gate; write them beside the model with their tables.
 
-Fixed seeds over prompts, sizes, steps and guidance, each drawn with and without the cache. The file holds the whole
-table; a threshold that fails anywhere is not used, and a model without one serves without a cache and says so.
+Without such a file, or with one of other weights, a cache stays off and says why. It is a model's default only where
+the file says so, which `calibrate` does on request and for a setting inside the gate alone.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import torch
 
 from triptych.core.errors import InvalidRequest, UnsupportedMedia
+from triptych.generate.cache_setting import FIRST_BLOCK, STEP_CACHES, TEACACHE, CacheSetting
+from triptych.generate.evaluate import Case, Grid, Judge, OnCase, Report, evaluate, requests_of
+from triptych.generate.fingerprint import model_fingerprint
 from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.load import load_kind
 from triptych.generate.picture_files import write_whole
-from triptych.generate.quality import Quality, compare
 from triptych.generate.request import GenerateRequest
-from triptych.generate.runner import StepRunner
-from triptych.generate.step_cache import new_caches
+from triptych.generate.tea_fit import TeaFit, fit_teacache
 
 FILE_NAME = "step_cache.json"
-THRESHOLDS = (0.02, 0.04, 0.08, 0.12, 0.16, 0.24, 0.32)
-PROMPTS = ("two green circles above a red square", "a blue triangle on white", "a quiet harbour at dawn")
+THRESHOLDS = {
+    FIRST_BLOCK: (0.04, 0.08, 0.12, 0.18, 0.26, 0.38, 0.55, 0.8),
+    TEACACHE: (0.05, 0.1, 0.2, 0.3, 0.45, 0.65, 1.0, 1.5),
+}
+ORDERS = (0, 1)
+MIN_HIT_RATE = 0.01
 
 
-class Trial(msgspec.Struct, frozen=True):
-    """One threshold over all cases: the worst quality, the hit share, and the time against no cache."""
+class CacheCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`setting` None: nothing passed, and `reason` says what came nearest. `trials` hold the cases of the chosen
+    setting only."""
 
-    threshold: float
-    psnr_db: float
-    ssim: float
-    mean_difference: float
-    latent_error: float
-    flicker: float
-    hit_rate: float
-    speedup: float
-    passes: bool
+    setting: CacheSetting | None
+    reason: str
+    trials: tuple[Report, ...]
+    fit: TeaFit | None = None
 
 
-class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`threshold` None: no setting passed."""
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `step_cache.json` holds. `default`: the cache of a request that names none."""
 
-    cache: str
     architecture: str
-    threshold: float | None
-    num_cases: int
-    trials: list[Trial]
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    frames: npt.NDArray[np.uint8]
-    latents: torch.Tensor
-    seconds: float
-    hit_rate: float
+    fingerprint: str
+    caches: dict[str, CacheCalibration]
+    default: str | None = None
 
 
 def calibrate(
     kind: Kind,
-    requests: Sequence[GenerateRequest] | None = None,
+    requests: Sequence[GenerateRequest],
     *,
-    thresholds: Sequence[float] = THRESHOLDS,
-    on_trial: Callable[[Trial], None] = lambda trial: None,
+    caches: Sequence[str] = STEP_CACHES,
+    settings: Sequence[CacheSetting] | None = None,
+    judge: Judge | None = None,
+    default: str | None = None,
+    fingerprint: str = "",
+    on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
 ) -> Calibration:
-    """Try thresholds from small to large until one fails. Raises UnsupportedMedia for a kind without a block list."""
+    """Try `settings` (by default a ladder of thresholds, with both forecasts) and take the one that skips most inside
+    the gate. Raises UnsupportedMedia for a kind without a block list, InvalidRequest when `default` did not pass."""
     if not kind.blocks:
         raise UnsupportedMedia(f"{type(kind.pipeline).__name__} has no list of blocks to skip")
-    cases = list(requests or default_cases(kind))
-    kind.cache_threshold = kind.cache_threshold if kind.cache_threshold is not None else 0.0
-    runner = StepRunner(kind)
-    plain = [_draw(kind, runner, case, None) for case in cases]
-    trials: list[Trial] = []
-    for threshold in sorted(thresholds):
-        cached = [_draw(kind, runner, case, threshold) for case in cases]
-        trials.append(_trial(threshold, plain, cached))
-        on_trial(trials[-1])
-        if not trials[-1].passes:
-            break
-    passed = [trial.threshold for trial in trials if trial.passes and trial.hit_rate > 0]
-    kind.cache_threshold = passed[-1] if passed else None
-    return Calibration("first-block", type(kind.pipeline).__name__, kind.cache_threshold, len(cases), trials)
-
-
-def default_cases(kind: Kind) -> list[GenerateRequest]:
-    """Two sizes, two step counts, with and without guidance, over the prompts."""
-    traits = kind.traits()
-    half = [max(1, side // 2 // traits.size_multiple_px) * traits.size_multiple_px for side in kind.default_size_px()]
-    sizes = ((traits.default_width_px, traits.default_height_px), (half[0], half[1]))
-    num_frames = 1 + 4 * traits.frames_multiple if traits.frames_multiple > 1 else 1
-    cases = []
-    for index, prompt in enumerate(PROMPTS):
-        width_px, height_px = sizes[index % 2]
-        for num_steps, guidance_scale in (
-            (traits.default_num_steps, traits.default_guidance_scale),
-            (max(8, traits.default_num_steps // 2), 1.0),
-        ):
-            request = GenerateRequest(
-                request_id=f"case-{len(cases)}",
-                prompt=prompt,
-                width_px=width_px,
-                height_px=height_px,
-                num_steps=num_steps,
-                guidance_scale=guidance_scale,
-                seed=len(cases),
-                num_frames=num_frames,
-                frames_per_s=traits.default_frames_per_s,
-            )
-            cases.append(request)
-    return cases
-
-
-@torch.inference_mode()
-def _draw(kind: Kind, runner: StepRunner, request: GenerateRequest, threshold: float | None) -> _Drawn:
-    branches = [kind.encode_text(request.prompt, is_negative=False)]
-    if kind.uses_guidance(request):
-        branches.append(kind.encode_text(request.negative_prompt, is_negative=True))
-    row = kind.prepare(request, tuple(branches))
-    if threshold is not None:
-        row.caches = new_caches(row, threshold)
-    started_s = time.perf_counter()
-    while row.step < row.num_steps:
-        outcome = runner.step([row])
-        if outcome.failures:
-            raise outcome.failures[0]
-    seconds = time.perf_counter() - started_s
-    lookups = len(row.caches) * row.num_steps
-    hit_rate = sum(cache.num_hits for cache in row.caches) / lookups if lookups else 0.0
-    return _Drawn(kind.decode(row)[0], row.latents, seconds, hit_rate)
-
-
-def _trial(threshold: float, plain: Sequence[_Drawn], cached: Sequence[_Drawn]) -> Trial:
-    qualities: list[Quality] = []
-    for ours, reference in zip(cached, plain, strict=True):
-        error = float((ours.latents - reference.latents).norm() / reference.latents.norm())
-        qualities.append(compare(ours.frames, reference.frames, error))
-    return Trial(
-        threshold=threshold,
-        psnr_db=min(quality.psnr_db for quality in qualities),
-        ssim=min(quality.ssim for quality in qualities),
-        mean_difference=max(quality.mean_difference for quality in qualities),
-        latent_error=max(quality.latent_error for quality in qualities),
-        flicker=max(quality.flicker for quality in qualities),
-        hit_rate=sum(drawn.hit_rate for drawn in cached) / len(cached),
-        speedup=sum(drawn.seconds for drawn in plain) / sum(drawn.seconds for drawn in cached),
-        passes=all(quality.passes for quality in qualities),
+    fit = fit_teacache(kind, requests) if TEACACHE in caches and settings is None else None
+    tried = list(settings) if settings is not None else _ladder(caches, fit)
+    reports = evaluate(
+        kind,
+        requests,
+        tried,
+        judge=judge,
+        drops_failing=True,
+        on_case=lambda setting, case, plain, cached: on_case(setting, case),
+    )
+    found = {
+        name: _choose(name, [report for report in reports if report.setting.cache == name], fit)
+        for name in caches
+        if any(setting.cache == name for setting in tried)
+    }
+    if default is not None and (default not in found or found[default].setting is None):
+        reason = found[default].reason if default in found else f"it was not calibrated, only {', '.join(found)}"
+        raise InvalidRequest(f"{default!r} is refused as default: {reason}")
+    return Calibration(
+        architecture=type(kind.pipeline).__name__, fingerprint=fingerprint, caches=found, default=default
     )
 
 
-def calibrate_folder(folder: Path, *, on_trial: Callable[[Trial], None] = lambda trial: None) -> Calibration:
-    """Load the model in `folder`, calibrate, and write the result beside it. What a command line calls."""
+def _ladder(caches: Sequence[str], fit: TeaFit | None) -> list[CacheSetting]:
+    return [
+        CacheSetting(
+            cache=name,
+            threshold=threshold,
+            order=order,
+            coefficients=fit.coefficients if name == TEACACHE and fit is not None else (),
+        )
+        for name in caches
+        for order in ORDERS
+        for threshold in THRESHOLDS[name]
+    ]
+
+
+def _choose(name: str, reports: Sequence[Report], fit: TeaFit | None) -> CacheCalibration:
+    """The passing setting that skips most; of equals the one with the higher SSIM."""
+    passing = [report for report in reports if report.passes and report.summary.hit_rate >= MIN_HIT_RATE]
+    best = max(passing, key=lambda report: (report.summary.hit_rate, report.summary.ssim), default=None)
+    reason = ""
+    if best is None:
+        hitting = [report for report in reports if report.summary.hit_rate >= MIN_HIT_RATE]
+        nearest = max(hitting, key=lambda report: report.summary.ssim, default=None)
+        why = "; ".join(nearest.summary.failures) if nearest else "no threshold tried skips a step"
+        reason = f"no calibration passed the quality gate: {why}"
+    trials = [report if report is best else msgspec.structs.replace(report, cases=()) for report in reports]
+    return CacheCalibration(
+        setting=best.setting if best else None,
+        reason=reason,
+        trials=tuple(trials),
+        fit=fit if name == TEACACHE else None,
+    )
+
+
+def calibrate_folder(
+    folder: Path,
+    grid: Grid | None = None,
+    *,
+    caches: Sequence[str] = STEP_CACHES,
+    judge: Judge | None = None,
+    default: str | None = None,
+    on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
+) -> Calibration:
+    """Load the model in `folder`, calibrate, and write the result beside it. What the command line calls."""
     kind = load_kind(folder, name=folder.name)
-    calibration = calibrate(kind, on_trial=on_trial)
+    calibration = calibrate(
+        kind,
+        requests_of(kind, grid or Grid()),
+        caches=caches,
+        judge=judge,
+        default=default,
+        fingerprint=model_fingerprint(folder),
+        on_case=on_case,
+    )
     save_calibration(folder, calibration)
     return calibration
+
+
+def quality_of_folder(
+    folder: Path,
+    cache: str,
+    grid: Grid | None = None,
+    *,
+    threshold: float | None = None,
+    order: int | None = None,
+    judge: Judge | None = None,
+    on_case: OnCase = lambda setting, case, plain, cached: None,
+) -> Report:
+    """Measure one setting of a cache on the model in `folder`: the calibrated one, with `threshold` and `order` put in
+    its place where they are given. Raises InvalidRequest where that leaves something open."""
+    kind = load_kind(folder, name=folder.name)
+    known = read_calibration(folder, kind)
+    setting = setting_for(cache, known, threshold=threshold, order=order)
+    return evaluate(kind, requests_of(kind, grid or Grid()), [setting], judge=judge, on_case=on_case)[0]
+
+
+def setting_for(cache: str, known: Calibration | None, *, threshold: float | None, order: int | None) -> CacheSetting:
+    """Raises InvalidRequest where neither the calibration nor the caller says what is needed."""
+    found = known.caches.get(cache) if known else None
+    base = found.setting if found else None
+    coefficients = base.coefficients if base else found.fit.coefficients if found and found.fit else ()
+    if base is None and threshold is None:
+        why = found.reason if found and found.reason else "the model was not calibrated for it"
+        raise InvalidRequest(f"{cache} needs a threshold here: {why}", param="threshold")
+    if cache == TEACACHE and not coefficients:
+        raise InvalidRequest("teacache needs its polynomial: run `triptych calibrate` first", param="cache")
+    try:
+        return CacheSetting(
+            cache=cache,
+            threshold=base.threshold if threshold is None and base else threshold or 0.0,
+            order=order if order is not None else base.order if base else 0,
+            coefficients=coefficients,
+        )
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> Path:
@@ -167,29 +189,32 @@ def save_calibration(folder: Path, calibration: Calibration) -> Path:
     return path
 
 
-def load_threshold(folder: Path, kind: Kind) -> None:
-    """Set the kind's threshold from the folder's calibration, where there is one for its architecture. Raises
-    InvalidRequest for a file that is none."""
+def read_calibration(folder: Path, kind: Kind) -> Calibration | None:
+    """The folder's calibration, where there is one for these weights; why not is left in `kind.step_cache_reasons`.
+    Raises InvalidRequest for a file that is none."""
     path = folder / FILE_NAME
     if not path.is_file() or not kind.blocks:
-        return
+        return None
     try:
         calibration = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise InvalidRequest(f"{folder.name}/{FILE_NAME}: {error}") from error
-    if calibration.architecture == type(kind.pipeline).__name__:
-        kind.cache_threshold = calibration.threshold
+        raise InvalidRequest(f"{folder.name}/{FILE_NAME}: {error}; calibrate the model again") from error
+    if calibration.fingerprint != model_fingerprint(folder):
+        reason = f"{FILE_NAME} is of other weights or another scheduler: calibrate the model again"
+        kind.step_cache_reasons = dict.fromkeys(STEP_CACHES, reason)
+        return None
+    return calibration
 
 
-def as_table(calibration: Calibration) -> str:
-    """For the terminal and the docs."""
-    lines = [
-        "| threshold | PSNR dB | SSIM | mean diff | latent error | hits | speedup | gate |",
-        "| --- |" + " --- |" * 7,
-    ]
-    lines += [
-        f"| {t.threshold:g} | {t.psnr_db:.1f} | {t.ssim:.4f} | {t.mean_difference:.2f} | {t.latent_error:.4f} "
-        f"| {t.hit_rate:.0%} | {t.speedup:.2f} | {'pass' if t.passes else 'fail'} |"
-        for t in calibration.trials
-    ]
-    return "\n".join(lines)
+def load_calibration(folder: Path, kind: Kind) -> None:
+    """Give the kind the settings that passed, and the reasons of those that did not. Raises InvalidRequest."""
+    calibration = read_calibration(folder, kind)
+    if calibration is None:
+        return
+    for name, found in calibration.caches.items():
+        if found.setting is not None:
+            kind.step_caches[name] = found.setting
+        else:
+            kind.step_cache_reasons[name] = found.reason
+    if calibration.default in kind.step_caches:
+        kind.default_step_cache = calibration.default

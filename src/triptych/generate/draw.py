@@ -16,7 +16,7 @@ from triptych.generate.build import build_engine
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateEvent, GenerateFinal
 from triptych.generate.picture_files import encode_picture, encode_video, write_whole
-from triptych.generate.request import GenerateRequest, ModelTraits, Task, check_request
+from triptych.generate.request import GenerateRequest, ModelTraits, Task, check_request, chosen_step_cache
 from triptych.generate.run import error_of
 
 FORMAT_BY_SUFFIX = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
@@ -90,7 +90,7 @@ def request_for(prompt: str, traits: ModelTraits, options: DrawOptions) -> Gener
         num_frames=options.num_frames or traits.default_num_frames,
         frames_per_s=traits.default_frames_per_s,
         num_previews=options.num_previews,
-        step_cache=options.step_cache,
+        step_cache=chosen_step_cache(options.step_cache, traits),
     )
 
 

@@ -21,6 +21,7 @@ from triptych.generate.decode_stage import DecodeStage
 from triptych.generate.events import GenerateEvent, GenerateFinal
 from triptych.generate.flight import Flight
 from triptych.generate.kinds.base import Kind
+from triptych.generate.knee_store import KneeStore
 from triptych.generate.preview import fit_preview
 from triptych.generate.request import GenerateRequest, ModelTraits
 from triptych.generate.step_loop import StepLoop
@@ -34,7 +35,14 @@ class GenerateEngine:
     `traits` says what the model can do; requests are expected to have passed `request.check_request`.
     """
 
-    def __init__(self, kind: Kind, config: GenerateConfig | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        config: GenerateConfig | None = None,
+        clock: Clock | None = None,
+        knees: Callable[[], KneeStore] | None = None,
+    ) -> None:
+        """`knees` opens the store of step times; without it, or without warm-up, none are kept."""
         self._config = config or GenerateConfig()
         self._clock = clock or MonotonicClock()
         self._kind = kind
@@ -46,6 +54,8 @@ class GenerateEngine:
         self._decode = DecodeStage(kind)
         self._totals = Totals(kind.name)
         self._loop = StepLoop(kind, self._config, self._clock, self._decode_queue, self._totals)
+        self._open_knees = knees
+        self._knees: KneeStore | None = None
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 
@@ -54,7 +64,7 @@ class GenerateEngine:
         return self._loop.traits
 
     async def start(self) -> None:
-        """Fit the preview map, measure the batch knee of the default size, start the threads."""
+        """Fit the preview map, measure the batch knee of the default size or recall it, start the threads."""
         await asyncio.to_thread(self._start)
 
     def _start(self) -> None:
@@ -63,11 +73,22 @@ class GenerateEngine:
         with torch.inference_mode():
             self._loop.preview = fit_preview(self._kind)
             if self._config.warm_up:
-                self._loop.warm_up(self._text)
+                self._measure_knee()
         for name, target in (("encode", self._run_encode), ("denoise", self._run_loop), ("decode", self._run_decode)):
             thread = threading.Thread(target=target, name=f"generate-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _measure_knee(self) -> None:
+        if self._open_knees is not None:
+            self._knees = self._open_knees()
+            self._loop.sizer.restore(self._knees.load())
+        self._loop.warm_up(self._text)
+        self._keep_knees()
+
+    def _keep_knees(self) -> None:
+        if self._knees is not None:
+            self._knees.save(self.step_table())
 
     async def close(self) -> None:
         """Cancel what is running, wait for the threads. Every open request still gets its final event."""
@@ -82,6 +103,7 @@ class GenerateEngine:
         self._encode_queue.put(None)
         for thread in self._threads:
             thread.join()
+        self._keep_knees()
         for flight in open_flights:
             flight.fail(InternalError("the engine was closed"))
 

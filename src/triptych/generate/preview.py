@@ -42,7 +42,7 @@ def fit_preview(kind: Kind) -> LatentPreview:
     for picture in pictures:
         latents = kind.encode_mean(picture[None])
         inputs.append(_by_position(latents.float()))
-        shrunk = torch.nn.functional.adaptive_avg_pool2d(picture[None].float(), latents.shape[-2:])
+        shrunk = torch.nn.functional.adaptive_avg_pool2d(picture[None].float(), (latents.shape[-2], latents.shape[-1]))
         targets.append(_by_position(shrunk))
     design, colours = _with_bias(torch.cat(inputs)), torch.cat(targets)
     weights = torch.linalg.lstsq(design, colours).solution

@@ -1,15 +1,19 @@
-"""How near two pictures are: PSNR, SSIM, mean absolute difference, flicker; and the gate of the step cache."""
+"""How near two pictures are: PSNR, SSIM, mean absolute difference, flicker; and the gate of the step caches."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from triptych.core.errors import InvalidMedia, InvalidRequest
 
 MIN_PSNR_DB = 28.0
 MIN_SSIM = 0.95
-SSIM_WINDOW_PX = 7
+SSIM_WINDOW_PX = 11
+MAX_SCORE_LOSS_POINTS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,20 @@ class Quality:
 
     @property
     def passes(self) -> bool:
-        return self.psnr_db >= MIN_PSNR_DB and self.ssim >= MIN_SSIM
+        return not gate_failures(self.psnr_db, self.ssim)
 
-    def as_dict(self) -> dict[str, float]:
-        return {name: round(value, 4) for name, value in asdict(self).items()}
+
+def gate_failures(psnr_db: float, ssim: float, score_loss_points: float = 0.0) -> list[str]:
+    """What keeps a setting from passing, in words; empty when it passes. `score_loss_points`: of the task score, in
+    points of a hundred."""
+    failures = []
+    if not psnr_db >= MIN_PSNR_DB:
+        failures.append(f"PSNR {psnr_db:.1f} dB is below {MIN_PSNR_DB:g}")
+    if not ssim >= MIN_SSIM:
+        failures.append(f"SSIM {ssim:.3f} is below {MIN_SSIM:g}")
+    if score_loss_points > MAX_SCORE_LOSS_POINTS:
+        failures.append(f"the task score falls by {score_loss_points:.1f} points, more than {MAX_SCORE_LOSS_POINTS:g}")
+    return failures
 
 
 def compare(ours: npt.NDArray[np.uint8], reference: npt.NDArray[np.uint8], latent_error: float = 0.0) -> Quality:
@@ -51,24 +65,19 @@ def psnr_db(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 
 def ssim(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Mean structural similarity of the luma planes, uniform window, as Wang et al. 2004 define it."""
-    luma = np.array([0.299, 0.587, 0.114])
-    x, y = a @ luma, b @ luma
-    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    mean_x, mean_y = _window_mean(x), _window_mean(y)
-    n = SSIM_WINDOW_PX**2
-    unbias = n / (n - 1)
-    var_x = unbias * (_window_mean(x * x) - mean_x**2)
-    var_y = unbias * (_window_mean(y * y) - mean_y**2)
-    cov = unbias * (_window_mean(x * y) - mean_x * mean_y)
-    top = (2 * mean_x * mean_y + c1) * (2 * cov + c2)
-    return float((top / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))).mean())
-
-
-def _window_mean(plane: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    size = min(SSIM_WINDOW_PX, *plane.shape)
-    windows = np.lib.stride_tricks.sliding_window_view(plane, (size, size))
-    return windows.mean(axis=(-1, -2))
+    """Mean structural similarity of two [H, W, 3] pictures as Wang et al. 2004 define it: Gaussian window of 11 px and
+    sigma 1.5, where it lies inside the picture, over the three channels; by torchmetrics. Raises InvalidRequest where
+    that is not installed, InvalidMedia below 11 px."""
+    try:
+        from torchmetrics.functional.image import structural_similarity_index_measure
+    except ImportError as error:
+        raise InvalidRequest("SSIM needs torchmetrics: pip install 'triptych[quality]'") from error
+    if min(a.shape[:2]) < SSIM_WINDOW_PX:
+        raise InvalidMedia(f"SSIM has a window of {SSIM_WINDOW_PX} px, the picture is {a.shape[1]}x{a.shape[0]}")
+    x, y = (torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)[None] for picture in (a, b))
+    _, by_place = structural_similarity_index_measure(x, y, sigma=1.5, data_range=255.0, return_full_image=True)
+    edge = SSIM_WINDOW_PX // 2  # torchmetrics mirrors the picture there, the definition does not
+    return float(by_place[..., edge:-edge, edge:-edge].mean())
 
 
 def _flicker(frames: npt.NDArray[np.uint8]) -> float:

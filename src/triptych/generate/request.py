@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from triptych.core.config import Tier
 from triptych.core.errors import BudgetExceeded, InvalidMedia, InvalidRequest, UnsupportedMedia
+from triptych.generate.cache_setting import NO_CACHE, STEP_CACHES
 
 MAX_PROMPT_CHARS = 16_384
 MAX_GUIDANCE = 100.0
@@ -40,8 +41,9 @@ class ModelTraits:
     frames_multiple: int = 1  # num_frames - 1 is a multiple of it
     default_num_frames: int = 1
     default_frames_per_s: float = 16.0
-    step_caches: tuple[str, ...] = ()
-    step_cache_reason: str = ""
+    step_caches: tuple[str, ...] = ()  # calibrated, and inside the quality gate
+    step_cache_reasons: dict[str, str] = field(default_factory=dict)  # why the others are off, by name
+    default_step_cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +160,16 @@ def _check_pictures(request: GenerateRequest) -> None:
 
 def _check_step_cache(request: GenerateRequest, traits: ModelTraits) -> None:
     if request.step_cache is not None and request.step_cache not in traits.step_caches:
-        reason = traits.step_cache_reason or f"available: {', '.join(traits.step_caches) or 'none'}"
+        known = ", ".join((*STEP_CACHES, NO_CACHE))
+        reason = traits.step_cache_reasons.get(request.step_cache, f"known: {known}")
         raise InvalidRequest(f"step cache {request.step_cache!r} is not available here; {reason}", param="step_cache")
+
+
+def chosen_step_cache(name: str | None, traits: ModelTraits) -> str | None:
+    """What a caller's `step_cache` field means for this model: nothing is its default, `none` is no cache."""
+    if name is None:
+        return traits.default_step_cache
+    return None if name == NO_CACHE else name
 
 
 def _size(array: npt.NDArray[np.uint8]) -> str:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import torch
 
 from triptych.core.errors import ModelFault, TriptychError
+from triptych.generate.branch_cache import BranchCache
 from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.row import Conditioning, Row, merge
-from triptych.generate.step_cache import BranchCache, FirstBlockCache
+from triptych.generate.step_cache import step_cache_of
 
 
 @dataclass(slots=True)
@@ -31,35 +32,47 @@ class StepRunner:
     def __init__(self, kind: Kind, *, max_forward_tokens: int = 1 << 18) -> None:
         self.kind = kind
         self._max_forward_tokens = max_forward_tokens
-        self._cache = FirstBlockCache(kind) if kind.blocks and kind.cache_threshold is not None else None
 
     def step(self, rows: Sequence[Row], *, keep_estimates: Sequence[bool] = ()) -> StepOutcome:
-        """Advance each row by one step, in place. Rows share a batch key; their timesteps may differ."""
+        """Advance each row by one step, in place. Rows share a batch key; their timesteps may differ.
+
+        A row that fails is as if it had left at the edge before: the others' predictions come from a batch without it,
+        to the bit. Only a batch that ran out of memory is run row by row.
+        """
         outcome = StepOutcome()
-        predicted = self._predict_apart(rows, outcome)
-        for index, row in enumerate(rows):
-            if index in outcome.failures:
-                continue
+        predicted = self._predict_healthy(rows, outcome)
+        for index, prediction in predicted.items():
             keep = bool(keep_estimates) and keep_estimates[index]
-            self._advance(index, row, predicted[index], outcome, keep)
+            self._advance(index, rows[index], prediction, outcome, keep)
         return outcome
 
-    def _predict_apart(self, rows: Sequence[Row], outcome: StepOutcome) -> list[torch.Tensor]:
-        """The guided prediction of each row. When the batch fails, each row is tried alone to find the culprit."""
+    def _predict_healthy(self, rows: Sequence[Row], outcome: StepOutcome) -> dict[int, torch.Tensor]:
+        """The guided prediction of each row that has one, by index. What fails is left out, the others run again."""
+        healthy = list(range(len(rows)))
+        while healthy:
+            batch = [rows[index] for index in healthy]
+            predicted = self._predict_all(batch, outcome)
+            faults = {
+                healthy[position]: _fault_of(batch[position], prediction)
+                for position, prediction in enumerate(predicted)
+                if not _is_sound(prediction)
+            }
+            if not faults:
+                pairs = zip(healthy, predicted, strict=True)
+                return {index: found for index, found in pairs if isinstance(found, torch.Tensor)}
+            outcome.failures |= faults
+            healthy = [index for index in healthy if index not in faults]
+        return {}
+
+    def _predict_all(self, rows: Sequence[Row], outcome: StepOutcome) -> list[torch.Tensor | Exception]:
+        """Together; where that raises, each alone, which finds the row at fault."""
         try:
-            return self.predict(rows)
-        except Exception as error:  # whatever third-party code raises: one of these rows is at fault, find it
+            return list(self.predict(rows))
+        except Exception as error:  # whatever third-party code raises
+            outcome.ran_out_of_memory |= len(rows) > 1 and is_out_of_memory(error)
             if len(rows) == 1:
-                outcome.failures[0] = _fault(error)
-                return [rows[0].latents]
-            outcome.ran_out_of_memory = is_out_of_memory(error)
-        predicted = []
-        for index, row in enumerate(rows):
-            alone = StepOutcome()
-            predicted += self._predict_apart([row], alone)
-            if alone.failures:
-                outcome.failures[index] = alone.failures[0]
-        return predicted
+                return [error]
+        return [found for row in rows for found in self._predict_all([row], outcome)]
 
     def predict(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """Guided noise predictions, [1, ...] a row. Changes no row."""
@@ -90,10 +103,10 @@ class StepRunner:
         for start in range(0, len(latents), room):
             part = slice(start, start + room)
             inputs = (torch.cat(latents[part]), torch.stack(timesteps[part]), merge(branches[part]), row.request)
-            if self._cache is None or not any(caches[part]):
+            if not any(caches[part]):
                 parts.append(self.kind.forward(*inputs))
             else:
-                with self._cache.active(caches[part]):
+                with step_cache_of(self.kind).active(caches[part]):
                     parts.append(self.kind.forward(*inputs))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -108,6 +121,8 @@ class StepRunner:
         return guided
 
     def _advance(self, index: int, row: Row, predicted: torch.Tensor, outcome: StepOutcome, keep: bool) -> None:
+        for cache in row.caches:
+            cache.settle()
         try:
             self.kind.advance(row, predicted, keep_estimate=keep)
         except Exception as error:
@@ -125,6 +140,16 @@ def _scaled(row: Row, timestep: torch.Tensor) -> torch.Tensor:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a device or in host memory (where torch has no class for it)."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _is_sound(prediction: torch.Tensor | Exception) -> bool:
+    return isinstance(prediction, torch.Tensor) and bool(torch.isfinite(prediction).all())
+
+
+def _fault_of(row: Row, prediction: torch.Tensor | Exception) -> ModelFault:
+    if isinstance(prediction, Exception):
+        return _fault(prediction)
+    return ModelFault(f"the prediction is not finite at step {row.step + 1} of {row.num_steps}")
 
 
 def _fault(error: Exception) -> ModelFault:

@@ -1,161 +1,148 @@
-"""First-block step cache, for each row and branch of a batch by itself: some rows hit, others compute, in one forward.
+"""Skips blocks of a denoiser for each row and branch of a batch by itself: some hit, others compute, in one forward.
 
-The first block always runs. Where its residual has hardly moved since the branch's last computed step, the other blocks
-are skipped and what they added then is added again. It works on the stock blocks, through their `forward`.
+It stands around the stock blocks' `forward`. At the first block, rows with TeaCache that hit leave before it, rows with
+the first-block cache that hit leave after it; the others go on as a smaller batch, and the last block's output is put
+together again. Without a cached row in the batch nothing is touched.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from triptych.generate.branch_cache import BranchCache, FirstBlockBranch, TeaBranch
 from triptych.generate.kinds.base import Kind
-from triptych.generate.kinds.row import Row
 
-MAX_CONSECUTIVE_HITS = 3
 UNBATCHED = frozenset({"image_rotary_emb", "rotary_emb"})  # shared by all rows
 
 
-@dataclass(slots=True)
-class BranchCache:
-    """One branch of one row. The first and the last step always compute."""
-
-    threshold: float
-    num_steps: int
-    step: int = 0
-    num_hits: int = 0
-    num_consecutive: int = 0
-    head_residual: torch.Tensor | None = None  # of the first block, at the last computed step
-    next_head: torch.Tensor | None = None  # of this step, kept once the step has been computed
-    tail_residual: torch.Tensor | None = None  # of all the others
-
-    def at(self, step: int) -> BranchCache:
-        self.step = step
-        return self
-
-    def decide(self, head_residual: torch.Tensor) -> bool:
-        """Whether this step may skip. Nothing is counted before the forward is through: a failed one is tried again."""
-        before = self.head_residual
-        may_skip = 0 < self.step < self.num_steps - 1 and self.num_consecutive < MAX_CONSECUTIVE_HITS
-        if before is not None and may_skip:
-            moved = (head_residual - before).abs().mean() / before.abs().mean()
-            if float(moved) < self.threshold:
-                return True
-        self.next_head = head_residual
-        return False
-
-    def hit(self) -> torch.Tensor:
-        """The step was skipped: what to add."""
-        assert self.tail_residual is not None
-        self.num_hits += 1
-        self.num_consecutive += 1
-        return self.tail_residual
-
-    def keep(self, tail_residual: torch.Tensor) -> None:
-        """The step was computed."""
-        self.num_consecutive = 0
-        self.head_residual, self.tail_residual = self.next_head, tail_residual
+def step_cache_of(kind: Kind) -> StepCache:
+    """The kind's own, put around its blocks on first use."""
+    if kind.installed_cache is None:
+        kind.installed_cache = StepCache(kind)
+    installed: StepCache = kind.installed_cache
+    return installed
 
 
-class FirstBlockCache:
-    """Installed once on a kind's denoiser; does nothing outside `active`. Used by the step loop's thread alone."""
+class StepCache:
+    """Does nothing outside `active`. Used by one thread at a time: the step loop's, or a calibration's."""
 
     def __init__(self, kind: Kind) -> None:
         blocks = [block for name in kind.blocks for block in getattr(kind.denoiser, name)]
         assert len(blocks) > 1, "a kind with a block list has more than one block"
-        self._last = len(blocks) - 1
+        self._kind = kind
+        self._first, self._last = blocks[0], len(blocks) - 1
         self._unbatched = frozenset() if kind.has_batched_rope else UNBATCHED
         self._entries: Sequence[BranchCache | None] = ()
-        self._missed: torch.Tensor | None = None  # [M] rows that compute; None: all do
-        self._after_head: torch.Tensor | None = None
         self._returns_pair = False  # (encoder's, picture's) hidden states, as two-stream blocks do
+        self._reset()
         for index, block in enumerate(blocks):
-            block.forward = partial(self._forward, index, block.forward)
+            names = list(inspect.signature(block.forward).parameters)
+            block.forward = partial(self._forward, index, block.forward, names)
+
+    def _reset(self) -> None:
+        self._rows: list[int] = list(range(len(self._entries)))  # that compute
+        self._picked: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: a whole tensor and its rows' part
+        self._start: torch.Tensor | None = None  # [B, ...] before the first block
+        self._after_head: dict[int, torch.Tensor] = {}  # [1, ...] by row
 
     @contextmanager
     def active(self, entries: Sequence[BranchCache | None]) -> Iterator[None]:
         """For one forward of a batch with these entries, one a row of the batch; None computes always."""
         self._entries = entries
+        self._reset()
         try:
             yield
         finally:
-            self._entries, self._missed, self._after_head = (), None, None
+            self._entries = ()
+            self._reset()
 
-    def _forward(self, index: int, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, index: int, block: Callable[..., Any], names: list[str], *args: Any, **kwargs: Any) -> Any:
         if not self._entries:
             return block(*args, **kwargs)
+        inputs = dict(zip(names, args, strict=False)) | kwargs
         if index == 0:
-            out = block(*args, **kwargs)
-            self._returns_pair = isinstance(out, tuple)
-            self._decide(_hidden_in(args, kwargs), _hidden_out(out))
-            return out
-        out = self._run_missed(block, args, kwargs)
+            self._start = inputs["hidden_states"]
+            self._leave(self._tea_hits(inputs))
+        out = self._run(block, inputs)
+        if index == 0:
+            out = self._after_first(out)
         return self._finish(out) if index == self._last else out
 
-    def _decide(self, before: torch.Tensor, after: torch.Tensor) -> None:
-        hits = [
-            entry is not None and entry.decide(after[row : row + 1] - before[row : row + 1])
-            for row, entry in enumerate(self._entries)
-        ]
-        self._after_head = after
-        missed = [row for row, hit in enumerate(hits) if not hit]
-        self._missed = torch.tensor(missed, device=after.device) if any(hits) else None
+    def _tea_hits(self, inputs: dict[str, Any]) -> set[int]:
+        tea = {row: entry for row, entry in enumerate(self._entries) if isinstance(entry, TeaBranch)}
+        if not tea:
+            return set()
+        signal = self._kind.modulated_input(self._first, inputs)
+        return {row for row, entry in tea.items() if entry.decide(signal[row : row + 1])}
 
-    def _run_missed(self, block: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._missed is None:
-            return block(*args, **kwargs)
-        hidden = _hidden_in(args, kwargs)
-        encoder = kwargs.get("encoder_hidden_states")
-        if not len(self._missed):
-            return hidden if not self._returns_pair else (encoder, hidden)
-        out = block(
-            *(self._pick(value) for value in args),
-            **{name: value if name in self._unbatched else self._pick(value) for name, value in kwargs.items()},
-        )
-        if not isinstance(out, tuple):
-            return hidden.index_copy(0, self._missed, out)
-        encoder_out, hidden_out = out
-        if encoder_out is not None and encoder is not None:
-            encoder_out = encoder.index_copy(0, self._missed, encoder_out)
-        return encoder_out, hidden.index_copy(0, self._missed, hidden_out)
+    def _leave(self, hits: set[int]) -> None:
+        if hits:
+            self._rows = [row for row in self._rows if row not in hits]
+            self._picked.clear()
+
+    def _run(self, block: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+        """The block on the rows that compute; they may come whole or as the smaller batch of the block before."""
+        if not self._rows:
+            hidden = inputs["hidden_states"]
+            return (inputs.get("encoder_hidden_states"), hidden) if self._returns_pair else hidden
+        if len(self._rows) < len(self._entries):
+            inputs = {name: value if name in self._unbatched else self._pick(value) for name, value in inputs.items()}
+        out = block(**inputs)
+        self._returns_pair = isinstance(out, tuple)
+        return out
 
     def _pick(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(self._pick(part) for part in value)
-        is_batched = isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == len(self._entries)
-        return value[self._missed] if is_batched else value
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != len(self._entries):
+            return value
+        if id(value) not in self._picked:
+            self._picked[id(value)] = (value, value[self._rows])
+        return self._picked[id(value)][1]
+
+    def _after_first(self, out: Any) -> Any:
+        """Let rows go whose first block hardly changed; the first block's output without them."""
+        assert self._start is not None
+        hits = set()
+        for position, row in enumerate(self._rows):
+            entry = self._entries[row]
+            if isinstance(entry, FirstBlockBranch):
+                head = _hidden(out)[position : position + 1]
+                self._after_head[row] = head
+                if entry.decide(head - self._start[row : row + 1]):
+                    hits.add(row)
+        if not hits:
+            return out
+        stay = [position for position, row in enumerate(self._rows) if row not in hits]
+        self._leave(hits)
+        if not stay:
+            return out
+        return tuple(part[stay] for part in out) if isinstance(out, tuple) else out[stay]
 
     def _finish(self, out: Any) -> Any:
-        assert self._after_head is not None
-        hidden = _hidden_out(out)
-        missed = set(range(len(self._entries))) if self._missed is None else set(self._missed.tolist())
-        rows = []
+        assert self._start is not None
+        hidden = _hidden(out)
+        position_of = {row: position for position, row in enumerate(self._rows)}
+        parts = []
         for row, entry in enumerate(self._entries):
-            head = self._after_head[row : row + 1]
-            if row in missed:
-                rows.append(hidden[row : row + 1])
-                if entry is not None:
-                    entry.keep(rows[-1] - head)
-            else:
+            base = self._after_head[row] if row in self._after_head else self._start[row : row + 1]
+            position = position_of.get(row)
+            if position is None:
                 assert entry is not None
-                rows.append(head + entry.hit())
-        whole = torch.cat(rows)
+                parts.append(base + entry.hit())
+                continue
+            parts.append(hidden[position : position + 1])
+            if entry is not None:
+                entry.keep(parts[-1], base)
+        whole = hidden if len(position_of) == len(self._entries) else torch.cat(parts)
         return (*out[:-1], whole) if isinstance(out, tuple) else whole
 
 
-def new_caches(row: Row, threshold: float) -> tuple[BranchCache, ...]:
-    """One a branch of the row."""
-    return tuple(BranchCache(threshold, row.num_steps) for _ in row.branches)
-
-
-def _hidden_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-
-
-def _hidden_out(out: Any) -> torch.Tensor:
+def _hidden(out: Any) -> torch.Tensor:
     return out[-1] if isinstance(out, tuple) else out

@@ -148,7 +148,8 @@ class StepLoop:
         self._outbox.put(flight)
 
     def warm_up(self, text: TextStage) -> None:
-        """Measure one step of the default size at 1, 2, 4, ... branches, up to the knee or `warm_up_s`."""
+        """Measure one step of the default size at 1, 2, 4, ... branches, up to the knee or `warm_up_s`; what an earlier
+        run left is not measured again."""
         request = _warm_request(self.traits)
         branch = text.encode(request.prompt, is_negative=False)
         key = BatchKey(self.kind.name, request.width_px, request.height_px, 1, self.kind.variant(request))
@@ -156,6 +157,9 @@ class StepLoop:
         started_s = self._clock.now_s()
         num_branches = 1
         while num_branches <= self.sizer.max_branches(str(key), tokens):
+            if self.sizer.is_measured(str(key), num_branches):
+                num_branches *= 2
+                continue
             rows = [self.kind.prepare(request, (branch,)) for _ in range(num_branches)]
             for _ in range(2):  # the first of a shape pays for allocations
                 step_started_s = self._clock.now_s()

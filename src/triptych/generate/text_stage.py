@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from triptych.cache.lru import ByteLru
 from triptych.core.clock import Clock
+from triptych.generate.branch_cache import new_caches
 from triptych.generate.flight import Flight, preview_steps
 from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.row import Conditioning
 from triptych.generate.stages import GenerateStage
-from triptych.generate.step_cache import new_caches
 
 
 class TextStage:
@@ -27,8 +27,8 @@ class TextStage:
         if self._kind.uses_guidance(request):
             branches.append(self.encode(request.negative_prompt, is_negative=True))
         flight.row = self._kind.prepare(request, tuple(branches))
-        if request.step_cache is not None and self._kind.cache_threshold is not None:
-            flight.row.caches = new_caches(flight.row, self._kind.cache_threshold)
+        if request.step_cache in self._kind.step_caches:
+            flight.row.caches = new_caches(flight.row, self._kind.step_caches[request.step_cache])
         flight.preview_steps = preview_steps(request.num_previews, flight.row.num_steps)
         latent_tokens = self._kind.branch_tokens(request)
         flight.counters |= {

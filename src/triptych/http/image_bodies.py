@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from triptych.core.config import Tier
 from triptych.core.errors import BudgetExceeded, InvalidRequest
-from triptych.generate.request import GenerateRequest, ModelTraits, check_request
+from triptych.generate.request import GenerateRequest, ModelTraits, check_request, chosen_step_cache
 from triptych.http.call import Call
 
 
@@ -123,7 +123,7 @@ def build_requests(
             num_steps=traits.default_num_steps if body.num_inference_steps is None else body.num_inference_steps,
             guidance_scale=traits.default_guidance_scale if body.guidance_scale is None else body.guidance_scale,
             seed=seed + index,
-            step_cache=body.step_cache,
+            step_cache=chosen_step_cache(body.step_cache, traits),
             tenant=call.tenant.name,
             arrival_s=call.clock.started_s,
             **more,

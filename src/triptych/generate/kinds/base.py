@@ -17,6 +17,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.utils.torch_utils import randn_tensor
 
+from triptych.generate.cache_setting import STEP_CACHES, CacheSetting
 from triptych.generate.kinds.row import Conditioning, Inpaint, Row
 from triptych.generate.request import GenerateRequest, ModelTraits, Task
 
@@ -35,7 +36,10 @@ class Kind(ABC):
     def __init__(self, pipeline: Any, name: str) -> None:
         self.pipeline = pipeline
         self.name = name
-        self.cache_threshold: float | None = None  # of the first-block cache, where a calibration allowed one
+        self.step_caches: dict[str, CacheSetting] = {}  # that passed their quality gate, by name
+        self.step_cache_reasons: dict[str, str] = {}  # why others are off, by name
+        self.default_step_cache: str | None = None
+        self.installed_cache: Any = None  # a `step_cache.StepCache` once one is used
         self.device: torch.device = pipeline.device
         self.vae = pipeline.vae
         accepted = inspect.signature(pipeline.scheduler.step).parameters
@@ -89,14 +93,20 @@ class Kind(ABC):
             is_distilled=self.is_distilled,
             frames_multiple=self.frames_multiple,
             default_frames_per_s=self.frames_per_s,
-            step_caches=() if self.cache_threshold is None else ("first-block",),
-            step_cache_reason=self._cache_reason(),
+            step_caches=tuple(self.step_caches),
+            step_cache_reasons={name: self._cache_reason(name) for name in STEP_CACHES if name not in self.step_caches},
+            default_step_cache=self.default_step_cache,
         )
 
-    def _cache_reason(self) -> str:
+    def _cache_reason(self, name: str) -> str:
         if not self.blocks:
             return f"{type(self.pipeline).__name__} has no list of blocks to skip"
-        return "" if self.cache_threshold is not None else "this model has no calibration that passed the quality gate"
+        return self.step_cache_reasons.get(name, "this model was not calibrated: `triptych calibrate MODEL`")
+
+    def modulated_input(self, block: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """What the first block's attention sees, [B, ...]: its normalised input, scaled and shifted by the timestep.
+        `inputs` are the block's, by name. Kinds with `blocks` have it."""
+        raise NotImplementedError(f"{type(self).__name__} has no modulated input")
 
     def branch_tokens(self, request: GenerateRequest) -> int:
         """Latent positions of one branch: the unit of cost."""

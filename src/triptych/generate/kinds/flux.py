@@ -67,3 +67,6 @@ class Flux(FlowKind):
             img_ids=img_ids,
             return_dict=False,
         )[0]
+
+    def modulated_input(self, block: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        return block.norm1(inputs["hidden_states"], emb=inputs["temb"])[0]

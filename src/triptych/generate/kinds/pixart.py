@@ -54,6 +54,12 @@ class PixArt(Kind):
         )[0]
         return predicted
 
+    def modulated_input(self, block: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        hidden, timestep = inputs["hidden_states"], inputs["timestep"]
+        table = block.scale_shift_table[None] + timestep.reshape(len(hidden), 6, -1)
+        shift, scale = table[:, 0:1], table[:, 1:2]
+        return block.norm1(hidden) * (1 + scale) + shift
+
     def after_guidance(self, noise_pred: torch.Tensor) -> torch.Tensor:
         """The second half of the channels is the learned variance, which no sampler here uses."""
         learned_variance = self.denoiser.config.out_channels // 2 == self.denoiser.config.in_channels

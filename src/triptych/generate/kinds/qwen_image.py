@@ -71,6 +71,10 @@ class QwenImage(FlowKind):
             return_dict=False,
         )[0]
 
+    def modulated_input(self, block: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        shift, scale, _ = block.img_mod(inputs["temb"])[:, None].chunk(2, dim=-1)[0].chunk(3, dim=-1)
+        return block.img_norm1(inputs["hidden_states"]) * (1 + scale) + shift
+
     def guide(self, cond: torch.Tensor, uncond: torch.Tensor, request: GenerateRequest) -> torch.Tensor:
         combined = uncond + request.guidance_scale * (cond - uncond)
         return combined * (cond.norm(dim=-1, keepdim=True) / combined.norm(dim=-1, keepdim=True))

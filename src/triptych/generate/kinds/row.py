@@ -36,7 +36,7 @@ class Row:
     generator: torch.Generator
     inpaint: Inpaint | None = None
     step: int = 0
-    caches: tuple[Any, ...] = ()  # one `step_cache.BranchCache` a branch, or none
+    caches: tuple[Any, ...] = ()  # one `branch_cache.BranchCache` a branch, or none
     clean_estimate: torch.Tensor | None = field(default=None, repr=False)  # [1, ...], kept when a preview is due
 
     @property

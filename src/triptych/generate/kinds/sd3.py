@@ -38,3 +38,6 @@ class StableDiffusion3(FlowKind):
         self, latents: torch.Tensor, timestep: torch.Tensor, cond: Conditioning, request: GenerateRequest
     ) -> torch.Tensor:
         return self.denoiser(hidden_states=latents, timestep=timestep, **cond, return_dict=False)[0]
+
+    def modulated_input(self, block: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        return block.norm1(inputs["hidden_states"], emb=inputs["temb"])[0]

@@ -61,6 +61,11 @@ class Wan(FlowKind):
     ) -> torch.Tensor:
         return self.denoiser(hidden_states=latents.to(self.dtype), timestep=timestep, **cond, return_dict=False)[0]
 
+    def modulated_input(self, block: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        hidden = inputs["hidden_states"].float()
+        table = block.scale_shift_table + inputs["temb"].float()  # [B, 6, D]
+        return block.norm1(hidden) * (1 + table[:, 1:2]) + table[:, 0:1]
+
     def to_vae(self, latents: torch.Tensor) -> torch.Tensor:
         return denormalize(self.vae, latents)
 
@@ -138,6 +143,11 @@ class Ltx(FlowKind):
             return_dict=False,
         )[0]
         return predicted.float()
+
+    def modulated_input(self, block: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        temb, num_params = inputs["temb"], len(block.scale_shift_table)
+        table = block.scale_shift_table[None, None] + temb.reshape(*temb.shape[:2], num_params, -1)
+        return block.norm1(inputs["hidden_states"]) * (1 + table[:, :, 1]) + table[:, :, 0]
 
     def to_vae(self, latents: torch.Tensor) -> torch.Tensor:
         vae = self.vae

@@ -49,16 +49,33 @@ class BatchSizer:
         """A batch of this shape ran out of memory: never plan more than `max_branches` of it again."""
         self._limits[shape] = max(1, min(max_branches, self._limits.get(shape, max_branches)))
 
-    def _open_rung(self, rungs: Mapping[int, float]) -> int:
+    def knee(self, shape: str) -> int:
+        """The largest batch measured that still paid; 1 where nothing was measured."""
+        return self._knee(self._ms.get(shape, {}))
+
+    def _knee(self, rungs: Mapping[int, float]) -> int:
         measured = sorted(rungs)
-        if not measured:
-            return 2
-        knee = measured[0]
+        knee = measured[0] if measured else 1
         for rung in measured[1:]:
             if rung / rungs[rung] < self._min_gain * knee / rungs[knee]:
-                return knee
+                break
             knee = rung
-        return knee * 2
+        return knee
+
+    def _open_rung(self, rungs: Mapping[int, float]) -> int:
+        """One rung past the knee while nothing larger was measured to be slow."""
+        knee = self._knee(rungs)
+        return knee if any(rung > knee for rung in rungs) else knee * 2
+
+    def restore(self, table: Mapping[str, Mapping[int, float]]) -> None:
+        """Begin with what an earlier run measured. A rung that is none, or took no time, is left out."""
+        for shape, rungs in table.items():
+            sound = {rung: ms for rung, ms in rungs.items() if rung >= 1 and _rung(rung) == rung and 0 < ms < 1e9}
+            if sound:
+                self._ms[shape] = sound
+
+    def is_measured(self, shape: str, num_branches: int) -> bool:
+        return num_branches in self._ms.get(shape, {})
 
     def table(self) -> dict[str, dict[int, float]]:
         """Step time in ms by shape and number of branches, as measured so far."""
