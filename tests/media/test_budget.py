@@ -1,19 +1,10 @@
-"""The arithmetic of budgets, over any headers; and bombs of every kind, refused within a bound on memory."""
+"""The arithmetic of budgets, over any headers."""
 
-import struct
-import zlib
-
-import numpy as np
-import psutil
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
-from tests.media.decoding import decode, inspect
-from tests.media.made import png, saved, sound
 from triptych.core.config import Tier
-from triptych.core.errors import BudgetExceeded, InvalidMedia
+from triptych.core.errors import BudgetExceeded
 from triptych.core.media import DecodeSpec, MediaHeader, MediaRef, Modality
 from triptych.media import budget
 
@@ -119,115 +110,3 @@ def test_item_limit_is_the_tighter_one(num_request_bytes):
 
     assert allowed == min(2**25, 2**27 - num_request_bytes)
     assert name == ("max_item_bytes" if allowed == 2**25 else "max_request_media_bytes")
-
-
-# bombs
-
-
-class MemoryBound:
-    """Asserts that the process' memory high-water mark grew by less than a bound while the block ran."""
-
-    def __init__(self, max_growth_bytes):
-        self.max_growth_bytes = max_growth_bytes
-
-    def __enter__(self):
-        with open("/proc/self/clear_refs", "w") as reset:
-            reset.write("5")
-        self.before_bytes = psutil.Process().memory_info().rss
-
-    def __exit__(self, *_):
-        with open("/proc/self/status") as status:
-            peak_kb = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-        growth_bytes = peak_kb * 1024 - self.before_bytes
-        assert growth_bytes < self.max_growth_bytes, growth_bytes
-
-
-def png_bomb():
-    """A PNG of 13,000 x 13,000 zeros in a few KB: 500 MB as RGB."""
-    compressor = zlib.compressobj(9)
-    row = b"\0" * (1 + 13_000 * 3)
-    rows = b"".join(compressor.compress(row * 100) for _ in range(130)) + compressor.flush()
-    packed = zlib.compress(rows, 9)
-    assert len(packed) < 21_000
-    return png((13_000, 13_000, 8, 2), (b"IDAT", rows))
-
-
-def gif_bomb():
-    return b"GIF89a" + struct.pack("<HHBBB", 65_535, 65_535, 0x80, 0, 0) + b"\0" * 6 + b"\x2c" + struct.pack(
-        "<HHHHB", 0, 0, 65_535, 65_535, 0
-    ) + b"\x02\x02\x44\x01\x00\x3b"  # fmt: skip
-
-
-def webp_bomb():
-    canvas = (16_383).to_bytes(3, "little") * 2
-    body = (
-        b"WEBP" + b"VP8X" + struct.pack("<I", 10) + b"\x02\0\0\0" + canvas + b"ANIM" + struct.pack("<I", 6) + b"\0" * 6
-    )
-    frame = saved(Image.new("RGB", (8, 8)), "WEBP", lossless=True)[12:]
-    anmf = (0).to_bytes(6, "little") + (7).to_bytes(3, "little") * 2 + b"\0" * 4 + frame
-    body += b"ANMF" + struct.pack("<I", len(anmf)) + anmf
-    return b"RIFF" + struct.pack("<I", len(body)) + body
-
-
-def bmp_bomb():
-    return (
-        b"BM"
-        + struct.pack("<IHHI", 100, 0, 0, 54)
-        + struct.pack("<IiiHHIIiiII", 40, 50_000, 50_000, 1, 24, 0, 0, 0, 0, 0, 0)
-    )
-
-
-def tiff_bomb():
-    entries = [(256, 4, 1, 60_000), (257, 4, 1, 60_000), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1)]
-    entries += [(273, 4, 1, 200), (277, 3, 1, 1), (278, 4, 1, 60_000), (279, 4, 1, 20)]
-    directory = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *entry) for entry in entries)
-    return (b"II*\0" + struct.pack("<I", 8) + directory + b"\0" * 4).ljust(200, b"\0") + zlib.compress(b"\0" * 1000)
-
-
-def jpeg_bomb():
-    data = bytearray(saved(Image.new("RGB", (16, 16)), "JPEG"))
-    at = data.index(b"\xff\xc0")
-    data[at + 5 : at + 9] = struct.pack(">HH", 65_500, 65_500)
-    return bytes(data)
-
-
-def avif_bomb():
-    return saved(Image.new("L", (9_000, 9_000)), "AVIF", quality=10, speed=10)
-
-
-@pytest.mark.parametrize("make", [png_bomb, gif_bomb, webp_bomb, bmp_bomb, tiff_bomb, jpeg_bomb, avif_bomb])
-def test_picture_bombs_are_refused_at_the_header(make):
-    """A small file that unpacks to hundreds of megabytes costs next to nothing, and the refusal names a limit."""
-    data = make()
-    with MemoryBound(40_000_000), pytest.raises(BudgetExceeded) as caught:
-        inspect(data)
-    assert caught.value.limit in ("max_width_px", "max_height_px", "max_item_pixels")
-
-
-def test_text_bomb_in_a_png_is_bounded():
-    """Compressed text in a picture may not unpack without end."""
-    text = b"Comment\0\0" + zlib.compress(b"a" * 100_000_000, 9)
-    data = png(
-        (1, 1, 8, 2),
-        (b"zTXt", text),
-        (b"iCCP", b"x\0\0" + zlib.compress(b"b" * 100_000_000, 9)),
-        (b"IDAT", zlib.compress(b"\0" * 4)),
-    )
-    with MemoryBound(60_000_000), pytest.raises((InvalidMedia, BudgetExceeded)):
-        decode(data)
-
-
-def test_audio_bomb_is_refused_within_memory():
-    """Five hours of silence in a small file: refused by its header; and within the same bound when the header is
-    believed and the decoder counts."""
-    data = sound(np.zeros((48_000 * 600, 1), np.float32), codec="flac", rate=48_000)
-    tier = Tier(max_audio_duration_s=60.0)
-    with MemoryBound(40_000_000), pytest.raises(BudgetExceeded, match="max_audio_duration_s"):
-        inspect(data, Modality.AUDIO, tier)
-
-    blind = bytearray(data)
-    at = 8 + 13  # the total of samples in FLAC's STREAMINFO: 36 bits
-    blind[at] &= 0xF0
-    blind[at + 1 : at + 5] = b"\0\0\0\0"
-    with MemoryBound(40_000_000), pytest.raises(BudgetExceeded, match="max_audio_duration_s"):
-        decode(bytes(blind), Modality.AUDIO, tier=tier)

@@ -128,8 +128,8 @@ def test_jumps_yield_the_frames_of_decoding_on():
 
     found = {}
     for jumping in (True, False):
-        with open_container(data, kind) as container:
-            stream = video_stream(container, kind)
+        with open_container(data, kind, DecodeGuard(Tier())) as container:
+            stream = video_stream(container, kind, DecodeGuard(Tier()))
             keyframes = (
                 _keyframes(data, kind, DecodeGuard(Tier()))
                 if jumping

@@ -11,6 +11,8 @@ from triptych.core.config import Tier
 from triptych.core.errors import BudgetExceeded
 from triptych.core.media import DecodeSpec, MediaHeader, MediaRef, Modality
 
+PADDING_S = 0.25  # coders fill their first and last frames; a header that states the limit itself is let through
+
 _COUNT_LIMITS = {Modality.IMAGE: "max_images", Modality.VIDEO: "max_videos", Modality.AUDIO: "max_audios"}
 
 
@@ -80,11 +82,23 @@ class DecodeGuard:
     def __init__(self, tier: Tier, param: str | None = None) -> None:
         self._tier = tier
         self._param = param
+        self.num_seen = 0  # pictures, frames and blocks of audio: whether a decoder gets on
         self.num_coded_frames = 0
-        self.audio_duration_s = 0.0
+        self._sample_rate_hz = 1
+        self._num_samples = 0  # at this rate
+        self._earlier_s = 0.0  # at other rates
+
+    @property
+    def max_item_pixels(self) -> int:
+        return self._tier.max_item_pixels
+
+    @property
+    def audio_duration_s(self) -> float:
+        return self._earlier_s + self._num_samples / self._sample_rate_hz
 
     def see_picture(self, width_px: int, height_px: int) -> None:
         """A picture or frame of this size came out of the decoder."""
+        self.num_seen += 1
         check_limit(self._tier, "max_width_px", width_px, self._param)
         check_limit(self._tier, "max_height_px", height_px, self._param)
         check_limit(self._tier, "max_item_pixels", width_px * height_px, self._param)
@@ -102,6 +116,11 @@ class DecodeGuard:
 
     def see_samples(self, num_samples: int, sample_rate_hz: int, num_channels: int) -> None:
         """A block of audio came out of the decoder."""
-        self.audio_duration_s += num_samples / sample_rate_hz
-        check_limit(self._tier, "max_audio_duration_s", self.audio_duration_s, self._param)
+        self.num_seen += 1
+        if sample_rate_hz != self._sample_rate_hz:
+            self._earlier_s, self._num_samples = self.audio_duration_s, 0
+            self._sample_rate_hz = sample_rate_hz
+        self._num_samples += num_samples
+        if self.audio_duration_s > self._tier.max_audio_duration_s + PADDING_S:
+            check_limit(self._tier, "max_audio_duration_s", self.audio_duration_s, self._param)
         check_limit(self._tier, "max_audio_channels", num_channels, self._param)

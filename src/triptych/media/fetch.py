@@ -15,7 +15,6 @@ from triptych.cache.lru import ByteLru
 from triptych.core.config import FetchConfig
 from triptych.core.errors import (
     BudgetExceeded,
-    ForbiddenSource,
     SourceTimeout,
     SourceUnavailable,
     TriptychError,
@@ -81,7 +80,6 @@ class Fetcher:
         self._connections = Connections(config, backend, tls or make_tls(config.ca_file))
         self.num_bytes = 0
         self.num_requests = 0
-        self.num_refused = 0
 
     async def close(self) -> None:
         await self._connections.close()
@@ -102,9 +100,6 @@ class Fetcher:
                 return await self._follow(url, limit, tenant, on_bytes)
         except TimeoutError:
             raise SourceTimeout(f"{url.origin} did not deliver within {total_s:g} s") from None
-        except ForbiddenSource:
-            self.num_refused += 1
-            raise
 
     async def _follow(self, url: Url, limit: ByteLimit, tenant: str, on_bytes: OnBytes | None) -> bytes:
         for _ in range(self.policy.config.max_redirects + 1):

@@ -16,7 +16,7 @@ from blake3 import blake3
 from triptych.cache.single_flight import SingleFlight
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import MediaConfig, Tier
-from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.errors import ForbiddenSource, InvalidRequest, TriptychError
 from triptych.core.media import Decoded, DecodeSpec, MediaBlob, MediaHeader, MediaRef, Modality
 from triptych.media import decode as decoders
 from triptych.media.aliases import Content, MediaAliases
@@ -55,6 +55,7 @@ class MediaPlane:
         self._fetches: SingleFlight[Any, bytes] = SingleFlight()
         self._decodes: SingleFlight[Any, Decoded] = SingleFlight()
         self._arrivals: dict[Any, Arrival] = {}
+        self._num_refused = 0
 
     async def __aenter__(self) -> MediaPlane:
         await self.start()
@@ -115,15 +116,16 @@ class MediaPlane:
             "decode_workers_busy": float(self._pool.num_busy),
             "decode_workers": float(self._pool.num_workers),
             "media_decode_busy_ms": self._pool.busy_s * 1e3,
+            "media_decode_wait_ms": self._pool.wait_s * 1e3,
             "media_decodes": float(self._decodes.num_started),
             "media_decodes_joined": float(self._decodes.num_joined),
             "media_fetches_joined": float(self._fetches.num_joined),
+            "media_sources_refused": float(self._num_refused),
             **self.aliases.cache.stats("media_id"),
         }
         if self._fetcher is not None:
             stats["media_fetched_bytes"] = float(self._fetcher.num_bytes)
             stats["media_fetches"] = float(self._fetcher.num_requests)
-            stats["media_sources_refused"] = float(self._fetcher.num_refused)
             stats |= self._fetcher.cache.stats("response")
         return stats
 
@@ -137,6 +139,7 @@ class MediaPlane:
             if ref.media_id is not None and ref.source is not None:
                 self.aliases.register(request.tenant, ref.media_id, content)
         except TriptychError as error:
+            self._num_refused += isinstance(error, ForbiddenSource)
             raise with_param(error, ref.param) from None
         fetch_ms = (self._clock.now_s() - started_s) * 1e3
         return MediaBlob(header, content.data, content.digest, ref.param, dict(ref.options), fetch_ms)
@@ -199,6 +202,7 @@ class MediaPlane:
         return await self._pool.run(
             lambda: decoders.decode(blob.data, blob.header, spec, DecodeGuard(tier)),
             cost_s=decode_cost_s(blob.header, spec),
+            max_s=tier.max_decode_s,
         )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import threading
 from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any, Generic, TypeVar
 
 from triptych.core.clock import Clock
-from triptych.core.errors import Cancelled, Overloaded
+from triptych.core.errors import BudgetExceeded, Cancelled, Overloaded
 
 R = TypeVar("R")
 Work = Callable[[], "R | Generator[None, None, R]"]
@@ -26,8 +27,11 @@ SLICE_S = 0.01
 
 
 class _Job(Generic[R]):
-    def __init__(self, work: Work[R], rank_s: float, cost_s: float, number: int) -> None:
+    def __init__(self, work: Work[R], rank_s: float, cost_s: float, max_s: float, number: int) -> None:
         self.work = work
+        self.max_s = max_s
+        self.busy_s = 0.0
+        self.queued_s = 0.0
         self.rank = (rank_s, number)
         self.is_long = cost_s >= LONG_JOB_S
         self.loop = asyncio.get_running_loop()
@@ -56,6 +60,7 @@ class DecodePool:
         self._threads: list[threading.Thread] = []
         self.num_done = 0
         self.busy_s = 0.0
+        self.wait_s = 0.0
 
     def start(self) -> None:
         for number in range(self.num_workers):
@@ -77,10 +82,11 @@ class DecodePool:
         for thread in self._threads:
             thread.join()
 
-    async def run(self, work: Work[R], *, cost_s: float = 0.0) -> R:
+    async def run(self, work: Work[R], *, cost_s: float = 0.0, max_s: float = math.inf) -> R:
         """The result of `work()`, or of the generator that it returns. Raises what it raises, Overloaded when the queue
-        is full. Cancelling the caller takes the job from the queue, or ends it at its next yield."""
-        job: _Job[R] = _Job(work, self._clock.now_s() + AGEING * cost_s, cost_s, next(self._numbers))
+        is full, BudgetExceeded (`max_decode_s`) at the yield after `max_s` of work. Cancelling the caller takes the job
+        from the queue, or ends it at its next yield."""
+        job: _Job[R] = _Job(work, self._clock.now_s() + AGEING * cost_s, cost_s, max_s, next(self._numbers))
         with self._changed:
             if self._is_closed or not self._threads:
                 raise Cancelled("the media pool is not running")
@@ -102,6 +108,7 @@ class DecodePool:
         return self._num_busy
 
     def _queue(self, job: _Job[Any]) -> None:
+        job.queued_s = self._clock.now_s()
         heapq.heappush(self._long if job.is_long else self._short, job)
 
     def _work(self) -> None:
@@ -112,6 +119,7 @@ class DecodePool:
             with self._changed:
                 self._num_busy -= 1
                 self._num_long_busy -= job.is_long
+                self.wait_s += started_s - job.queued_s
                 self.busy_s += self._clock.now_s() - started_s
                 self.num_done += has_ended
                 if not has_ended:
@@ -146,10 +154,14 @@ class DecodePool:
                 if not isinstance(result, Generator):
                     return self._end(job, result=result)
                 job.steps = result
-            until_s = self._clock.now_s() + SLICE_S
+            started_s = self._clock.now_s()
             while not job.is_cancelled and not self._is_closed:
                 next(job.steps)
-                if self._clock.now_s() >= until_s and self._has_waiting():
+                slice_s = self._clock.now_s() - started_s
+                if job.busy_s + slice_s > job.max_s:
+                    raise BudgetExceeded("max_decode_s", allowed=job.max_s, requested=job.busy_s + slice_s)
+                if slice_s >= SLICE_S and self._has_waiting():
+                    job.busy_s += slice_s
                     return False
             raise Cancelled("nobody waits for this any more")
         except StopIteration as stop:

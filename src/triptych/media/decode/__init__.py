@@ -14,6 +14,7 @@ from triptych.media.decode.animation import decode_animation, frame_delays_s
 from triptych.media.decode.audio import decode_audio, inspect_audio
 from triptych.media.decode.image import decode_image
 from triptych.media.decode.picture import inspect_picture, open_picture, picture_errors
+from triptych.media.decode.source import ANIMATION_BYTES_A_READ
 from triptych.media.decode.video import decode_video, inspect_video, sample_times
 from triptych.media.sniff import Kind, check_modality, sniff
 
@@ -47,9 +48,9 @@ def _decode_animation(
     if not times_s:
         raise InvalidMedia("no frames were asked for")
     with picture_errors(kind):
-        picture = open_picture(data, kind)
+        picture = open_picture(data, kind, ANIMATION_BYTES_A_READ)
         guard.see_picture(*picture.size)
-        return (yield from decode_animation(picture, frame_delays_s(data, kind), times_s, spec.background_rgb))
+        return (yield from decode_animation(picture, frame_delays_s(data, kind), times_s, spec.background_rgb, guard))
 
 
 __all__ = ["decode", "inspect"]

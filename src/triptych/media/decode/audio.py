@@ -24,12 +24,13 @@ _SURROUND_WEIGHTS = {
     **dict.fromkeys(("FC", "BL", "BR", "BC", "SL", "SR", "FLC", "FRC"), 0.7071),
     **dict.fromkeys(("LFE", "LFE2"), 0.0),
 }
+MIN_RATE_HZ, MAX_RATE_HZ = 1000, 768_000  # a resampler's work grows with the ratio of the rates
 _BLOCK_S = 1.0  # how much sound is mixed and resampled at a time
 
 
 def inspect_audio(data: bytes, kind: Kind, guard: DecodeGuard) -> MediaHeader:
     """What the container says. The duration may be missing or wrong; decoding counts for itself."""
-    with open_container(data, kind) as container:
+    with open_container(data, kind, guard) as container:
         stream = audio_stream(container, kind)
         duration_s = 0.0
         if stream.duration is not None and stream.time_base:
@@ -37,8 +38,9 @@ def inspect_audio(data: bytes, kind: Kind, guard: DecodeGuard) -> MediaHeader:
         elif container.duration is not None:
             duration_s = container.duration / 1e6
         sample_rate_hz, num_channels = stream.codec_context.sample_rate or 0, stream.codec_context.channels or 0
-    if sample_rate_hz < 1 or num_channels < 1:
+    if num_channels < 1:
         raise InvalidMedia(f"the {kind.mime} file has {num_channels} channels at {sample_rate_hz} Hz")
+    _check_rate(sample_rate_hz, kind)
     return MediaHeader(
         Modality.AUDIO,
         mime=kind.mime,
@@ -51,10 +53,11 @@ def inspect_audio(data: bytes, kind: Kind, guard: DecodeGuard) -> MediaHeader:
 
 def decode_audio(data: bytes, kind: Kind, spec: DecodeSpec, guard: DecodeGuard) -> Generator[None, None, DecodedAudio]:
     """Pauses (yields) between blocks. Raises InvalidMedia, UnsupportedMedia, BudgetExceeded."""
-    with open_container(data, kind) as container:
+    with open_container(data, kind, guard) as container:
         mixer = _Mixer(spec.sample_rate_hz)
         pending_s = 0.0
         for frame in container.decode(audio_stream(container, kind)):
+            _check_rate(frame.sample_rate, kind)
             guard.see_samples(frame.samples, frame.sample_rate, frame.layout.nb_channels)
             mixer.push(frame)
             pending_s += frame.samples / frame.sample_rate
@@ -66,6 +69,13 @@ def decode_audio(data: bytes, kind: Kind, spec: DecodeSpec, guard: DecodeGuard) 
     if not samples.size:
         raise InvalidMedia(f"the {kind.mime} file has no sound in it")
     return DecodedAudio(samples, spec.sample_rate_hz)
+
+
+def _check_rate(sample_rate_hz: int, kind: Kind) -> None:
+    if not MIN_RATE_HZ <= sample_rate_hz <= MAX_RATE_HZ:
+        raise InvalidMedia(
+            f"the {kind.mime} file has {sample_rate_hz} samples a second; {MIN_RATE_HZ} to {MAX_RATE_HZ} are read"
+        )
 
 
 class _Mixer:
@@ -98,7 +108,9 @@ class _Mixer:
         """[N] float32, every value finite and within -1 to 1."""
         self._flush()
         samples = np.concatenate(self._done) if self._done else np.zeros(0, np.float32)
-        return np.clip(np.nan_to_num(samples, nan=0.0), -1.0, 1.0)
+        self._done.clear()
+        np.nan_to_num(samples, copy=False, nan=0.0)
+        return np.clip(samples, -1.0, 1.0, out=samples)
 
     def _flush(self) -> None:
         self.settle(last=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,8 @@ import av
 from av.container.input import InputContainer
 
 from triptych.core.errors import InvalidMedia, UnsupportedMedia
+from triptych.media.budget import DecodeGuard
+from triptych.media.decode.source import ContainerFile
 from triptych.media.sniff import Kind
 
 # Decoders in wide use, and no others: FFmpeg has hundreds that nobody has looked at for years.
@@ -61,6 +62,8 @@ def container_errors(kind: Kind) -> Iterator[None]:
     """What PyAV raises for bad bytes, as leaves of our tree."""
     try:
         yield
+    except TimeoutError as error:
+        raise InvalidMedia(f"the {kind.mime} file takes too long to read") from error
     except (av.error.FFmpegError, EOFError) as error:
         raise InvalidMedia(f"the {kind.mime} file is corrupt or cut off") from error
     except (ValueError, OverflowError, IndexError, TypeError, ZeroDivisionError, NotImplementedError) as error:
@@ -68,15 +71,16 @@ def container_errors(kind: Kind) -> Iterator[None]:
 
 
 @contextmanager
-def open_container(data: bytes, kind: Kind) -> Iterator[InputContainer]:
-    """A demuxer over `data`, closed at the end. One thread at a time. Raises InvalidMedia."""
+def open_container(data: bytes, kind: Kind, guard: DecodeGuard) -> Iterator[InputContainer]:
+    """A demuxer over `data`, closed at the end. One thread at a time. Raises InvalidMedia, also where it reads on for
+    MAX_STALL_S and `guard` sees nothing."""
     with (
         container_errors(kind),
         av.open(
-            io.BytesIO(data),
+            ContainerFile(data, guard),
             mode="r",
             format=kind.opener,
-            options={"protocol_whitelist": "none"},
+            options={"protocol_whitelist": "none", **_decoder_limits(guard)},
             metadata_errors="ignore",
         ) as container,
     ):
@@ -84,12 +88,20 @@ def open_container(data: bytes, kind: Kind) -> Iterator[InputContainer]:
         yield container
 
 
-def video_stream(container: InputContainer, kind: Kind) -> Any:
+def _decoder_limits(guard: DecodeGuard) -> dict[str, str]:
+    """Decoders hold no frame far over the budget: not the one by which FFmpeg looks for a film's size, nor one that
+    comes later. A little is left for coded sizes, which are rounded up to whole blocks."""
+    return {"max_pixels": str(guard.max_item_pixels * 5 // 4 + 65_536)}
+
+
+def video_stream(container: InputContainer, kind: Kind, guard: DecodeGuard) -> Any:
     """The film's stream, not a cover picture. Raises UnsupportedMedia."""
     streams = [stream for stream in container.streams.video if not stream.disposition & stream.disposition.attached_pic]
     if not streams:
         raise UnsupportedMedia(f"the {kind.mime} file has no video in it")
-    return _with_known_codec(streams[0], VIDEO_CODECS, kind)
+    stream = _with_known_codec(streams[0], VIDEO_CODECS, kind)
+    stream.codec_context.options = _decoder_limits(guard)
+    return stream
 
 
 def audio_stream(container: InputContainer, kind: Kind) -> Any:

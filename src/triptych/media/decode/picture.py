@@ -5,7 +5,6 @@ The plugin's class is called directly: `Image.open` would try other formats, and
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -26,11 +25,12 @@ from triptych.core.errors import BudgetExceeded, InvalidMedia
 from triptych.core.media import MediaHeader, Modality
 from triptych.media.budget import DecodeGuard
 from triptych.media.decode.animation import frame_delays_s
+from triptych.media.decode.source import PICTURE_BYTES_A_READ, PictureFile, Pieces
 from triptych.media.sniff import GIF, JPEG, PNG, WEBP, Kind
 
 MAX_JPEG_SCANS = 100  # a progressive file may ask for thousands of passes over the whole picture
 
-_PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
+_PLUGINS: dict[str, Callable[[PictureFile], ImageFile]] = {
     "JPEG": JpegImageFile,
     "PNG": PngImageFile,
     "GIF": GifImageFile,
@@ -60,11 +60,11 @@ def picture_errors(kind: Kind) -> Iterator[None]:
         raise InvalidMedia(f"the {kind.mime} file cannot be decoded") from error
 
 
-def open_picture(data: bytes, kind: Kind) -> ImageFile:
-    """Parse the header; no pixels yet. Call within `picture_errors`."""
+def open_picture(data: bytes, kind: Kind, bytes_a_read: int = PICTURE_BYTES_A_READ) -> ImageFile:
+    """Parse the header; no pixels yet. Call within `picture_errors`. `bytes_a_read`: see `source.PictureFile`."""
     if kind is JPEG and data.count(b"\xff\xda") > MAX_JPEG_SCANS:
         raise ValueError("too many scans")
-    picture = _PLUGINS[kind.opener](io.BytesIO(data))
+    picture = _PLUGINS[kind.opener](PictureFile(data, kind, bytes_a_read))
     if kind is PNG:
         # Pillow would decode the whole picture to look for a block that may come after the pixels.
         picture.info["exif"] = _png_exif(data)
@@ -74,7 +74,9 @@ def open_picture(data: bytes, kind: Kind) -> ImageFile:
 def _png_exif(data: bytes) -> bytes:
     """The eXIf chunk's content, or nothing."""
     at = 8
+    pieces = Pieces(len(data), PNG)
     while at + 8 <= len(data):
+        pieces.take()
         num_bytes, name = struct.unpack_from(">I4s", data, at)
         if name == b"eXIf":
             return b"Exif\0\0" + data[at + 8 : at + 8 + num_bytes]

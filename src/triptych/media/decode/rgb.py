@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image, ImageCms
 from triptych.core.errors import UnsupportedMedia
 
 MAX_PROFILE_BYTES = 4 * 2**20
+BAND_PIXELS = 64 * 1024
 _PROFILED_MODES = frozenset({"RGB", "RGBA", "L", "CMYK"})
 
 
@@ -27,9 +29,9 @@ def to_rgb(picture: Image.Image, background_rgb: tuple[int, int, int]) -> npt.ND
     picture = _with_plain_mode(picture)
     if profile:
         picture = _to_srgb(picture, profile)
-    if picture.mode == "RGBA":
-        return _over(np.asarray(picture), background_rgb)
-    return np.asarray(picture.convert("RGB"))
+    if picture.mode == "RGBA" and picture.getchannel("A").getextrema() != (255, 255):
+        return _over(picture, background_rgb)
+    return _filled(picture, lambda band: np.asarray(band.convert("RGB")))
 
 
 def apply_profile(pixels: npt.NDArray[np.uint8], profile: bytes) -> npt.NDArray[np.uint8]:
@@ -50,7 +52,9 @@ def orient(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.ui
 
 def _with_plain_mode(picture: Image.Image) -> Image.Image:
     """RGBA where anything is transparent, else one of the modes that profiles know."""
-    if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
+    if picture.mode == "RGBA":  # `convert` would copy it
+        return picture
+    if picture.mode in ("LA", "PA", "RGBa", "La") or "transparency" in picture.info:
         if picture.mode in ("RGBa", "La"):
             return picture.convert("RGBA" if picture.mode == "RGBa" else "LA").convert("RGBA")
         return picture.convert("RGBA")
@@ -63,17 +67,35 @@ def _from_wide(picture: Image.Image) -> npt.NDArray[np.uint8]:
         raise UnsupportedMedia(
             f"a picture of {picture.mode!r} samples has no defined range; send 8 or 16 bits a sample"
         )
-    grey = ((samples.astype(np.uint32) * 255 + 32_767) // 65_535).astype(np.uint8)
-    return np.repeat(grey[:, :, None], 3, axis=2)
+    found = np.empty((*samples.shape, 3), np.uint8)
+    for rows in _bands(*samples.shape):
+        found[rows] = ((samples[rows].astype(np.uint32) * 255 + 32_767) // 65_535)[:, :, None]
+    return found
 
 
-def _over(rgba: npt.NDArray[np.uint8], background_rgb: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-    alpha = rgba[:, :, 3:].astype(np.uint16)
-    if alpha.min(initial=255) == 255:
-        return np.ascontiguousarray(rgba[:, :, :3])
+def _over(picture: Image.Image, background_rgb: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
     background = np.array(background_rgb, np.uint16)
-    blended = rgba[:, :, :3] * alpha + background * (255 - alpha) + 127
-    return (blended // 255).astype(np.uint8)
+
+    def blended(band: Image.Image) -> npt.NDArray[np.uint16]:
+        rgba = np.asarray(band)
+        alpha = rgba[:, :, 3:].astype(np.uint16)
+        mixed: npt.NDArray[np.uint16] = (rgba[:, :, :3] * alpha + background * (255 - alpha) + 127) // 255
+        return mixed
+
+    return _filled(picture, blended)
+
+
+def _filled(picture: Image.Image, pixels_of: Callable[[Image.Image], npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+    """[H, W, 3], band by band: no second picture is held beside the result, and a band stays in the cache."""
+    found = np.empty((picture.height, picture.width, 3), np.uint8)
+    for rows in _bands(picture.height, picture.width):
+        found[rows] = pixels_of(picture.crop((0, rows.start, picture.width, rows.stop)))
+    return found
+
+
+def _bands(height_px: int, width_px: int) -> Iterator[slice]:
+    step = max(1, BAND_PIXELS // max(1, width_px))
+    return (slice(top, min(top + step, height_px)) for top in range(0, height_px, step))
 
 
 def _to_srgb(picture: Image.Image, profile: bytes) -> Image.Image:

@@ -40,8 +40,8 @@ class _Scan:
 def inspect_video(data: bytes, kind: Kind, guard: DecodeGuard) -> MediaHeader:
     """Sizes as seen, frames counted in the container's index or packets. Decodes one frame, for its rotation and to
     know that it can be decoded. Raises InvalidMedia, UnsupportedMedia, BudgetExceeded."""
-    with open_container(data, kind) as container:
-        stream = video_stream(container, kind)
+    with open_container(data, kind, guard) as container:
+        stream = video_stream(container, kind, guard)
         guard.see_picture(stream.codec_context.width, stream.codec_context.height)
         num_frames, duration_s = _counted(container, stream)
         frame = next(container.decode(stream), None)
@@ -93,8 +93,8 @@ def decode_video(
         raise InvalidMedia("no frames were asked for")
     keyframes = _keyframes(data, kind, guard)
     yield
-    with open_container(data, kind) as container:
-        stream = video_stream(container, kind)
+    with open_container(data, kind, guard) as container:
+        stream = video_stream(container, kind, guard)
         reader = FrameReader(container, stream, keyframes, 1 / header.frames_per_s, guard)
         painter = _Painter(header, spec)
         frames: npt.NDArray[np.uint8] = np.empty((len(times_s), painter.height_px, painter.width_px, 3), np.uint8)
@@ -173,8 +173,8 @@ def _counted(container: InputContainer, stream: Any) -> tuple[int, float]:
 def _scan(data: bytes, kind: Kind, guard: DecodeGuard) -> _Scan:
     stamps: list[int] = []
     key_stamps: list[int] = []
-    with open_container(data, kind) as container:
-        stream = video_stream(container, kind)
+    with open_container(data, kind, guard) as container:
+        stream = video_stream(container, kind, guard)
         for packet in container.demux(stream):
             if packet.size == 0:
                 continue
@@ -199,8 +199,8 @@ def _keyframes(data: bytes, kind: Kind, guard: DecodeGuard) -> Keyframes:
     """Where a jump may lead: from the container's index, or from its packets."""
     if kind.opener not in SEEKABLE:
         return Keyframes()
-    with open_container(data, kind) as container:
-        stream = video_stream(container, kind)
+    with open_container(data, kind, guard) as container:
+        stream = video_stream(container, kind, guard)
         entries = stream.index_entries
         if stream.frames and stream.frames == len(entries) and stream.time_base:
             # An index holds decode times; the first one's distance to the first shown frame is about every one's.
