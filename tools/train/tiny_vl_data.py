@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tiny_vl_model import SPECIAL_IDS
-from tiny_vl_targets import dense_targets
+from tiny_vl_model import MOST_MENTIONED, SPECIAL_IDS
+from tiny_vl_targets import COLOUR_ID, SHAPE_ID, dense_targets
 from tokenizers import Tokenizer
 
 from triptych.testing.scene_clips import clip_questions, draw_clip, frames_array
 from triptych.testing.scene_pairs import draw_pair, pair_questions
 from triptych.testing.scene_questions import questions
+from triptych.testing.scene_words import ANY_SHAPE, plural
 from triptych.testing.scenes import draw_scene
 
 START, END = SPECIAL_IDS["<|im_start|>"], SPECIAL_IDS["<|im_end|>"]
 VISION_START, VISION_END = SPECIAL_IDS["<|vision_start|>"], SPECIAL_IDS["<|vision_end|>"]
 IMAGE_PAD, VIDEO_PAD = SPECIAL_IDS["<|image_pad|>"], SPECIAL_IDS["<|video_pad|>"]
 SYSTEM = "You are a helpful assistant."
+NOUNS = {plural(name): name for name in (*SHAPE_ID, *ANY_SHAPE)} | {name: name for name in (*SHAPE_ID, *ANY_SHAPE)}
+MENTION = re.compile(
+    rf"\b(?:(small|big) )?(?:({'|'.join(COLOUR_ID)}) )?({'|'.join(sorted(NOUNS, key=len, reverse=True))})\b"
+)
 
 
 @dataclass
@@ -39,6 +45,7 @@ class Batch:
     weights: np.ndarray  # [B, L] loss weight of predicting this token from the one before
     targets: tuple[np.ndarray, ...]
     asked: list[tuple[str, int, int, int]] = field(default_factory=list)  # kind, row, first and last+1 answer token
+    mentions: tuple[np.ndarray, ...] = ()  # row, token; how many are meant; colour, shape [M], place [M, 2] if one is
 
 
 class Words:
@@ -54,13 +61,24 @@ class Words:
         self.again = (*self.ids("\n"), START, *self.ids("user\n"))
         self.system = (START, *self.ids("system\n" + SYSTEM), END, *self.ids("\n"))
 
+        @functools.lru_cache(200_000)
+        def mentions(text: str) -> list[tuple[int, tuple[str | None, ...]]]:
+            """The last token of each noun that means things in the picture, with its size, colour and shape."""
+            ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
+            return [
+                (next(i for i, end in enumerate(ends) if end >= found.end()), found.groups())
+                for found in MENTION.finditer(text)
+            ]
+
+        self.mentions = mentions
+
 
 class Sequence:
     """Builds one row: tokens, three-axis positions, segments, loss weights."""
 
     def __init__(self):
         self.ids, self.positions, self.segments, self.weights = [], [], [], []
-        self.next_position, self.segment, self.asked = 0, 0, []
+        self.next_position, self.segment, self.asked, self.mentions = 0, 0, [], []
 
     def text(self, ids, weight: float = 0.0) -> None:
         for token in ids:
@@ -84,10 +102,15 @@ class Sequence:
         self.next_position = at + max(gh, gw)
         self.text((VISION_END,))
 
+    def mention(self, words: Words, text: str, start: int) -> None:
+        self.mentions += [(start + token, *named) for token, named in words.mentions(text)]
+
     def exchange(self, words: Words, question, before: tuple[int, ...] = ()) -> None:
         answer = (*words.ids(question.answer), END)
+        self.mention(words, question.text, len(self.ids) + len(before))
         self.text((*before, *words.ids(question.text), *words.answer))
         self.asked.append((question.kind, len(self.ids), len(self.ids) + len(answer)))
+        self.mention(words, question.answer, len(self.ids))
         self.text(answer, len(answer) ** -0.5)
 
 
@@ -125,7 +148,22 @@ def build(words: Words, rng: random.Random, asked, visions, budget_tokens: int) 
     return row
 
 
-def stack(kind: str, rows: list[Sequence], frames, targets) -> Batch:
+def ground(rows: list[Sequence], scenes) -> tuple[np.ndarray, ...]:
+    """What each mention means in its row's scene: how many; colour, shape and place in the picture where it is one."""
+    found: list[tuple] = []
+    for index, (row, scene) in enumerate(zip(rows, scenes, strict=True)):
+        for token, size, colour, noun in row.mentions:
+            shape = NOUNS[noun]
+            meant = scene.matching(colour, None if shape in ANY_SHAPE else shape, size)
+            one = meant[0] if len(meant) == 1 else None
+            place = (one.x_px / scene.width_px, one.y_px / scene.height_px) if one else (-1.0, -1.0)
+            ids = (COLOUR_ID[one.colour], SHAPE_ID[one.shape] - 1) if one else (-100, -100)
+            found.append((index, token, min(len(meant), MOST_MENTIONED), *ids, *place))
+    table = np.array(found, np.float64).reshape(-1, 7)
+    return (*(table[:, column].astype(np.int64) for column in range(5)), table[:, 5:].astype(np.float32))
+
+
+def stack(kind: str, rows: list[Sequence], frames, targets, scenes=None) -> Batch:
     longest = -(-max(len(row.ids) for row in rows) // 8) * 8
     ids = np.zeros((len(rows), longest), np.int64)
     positions = np.zeros((3, len(rows), longest), np.int64)
@@ -137,7 +175,8 @@ def stack(kind: str, rows: list[Sequence], frames, targets) -> Batch:
         ids[index, :size], segments[index, :size], weights[index, :size] = row.ids, row.segments, row.weights
         positions[:, index, :size] = np.asarray(row.positions).T
         asked += [(name, index, first, last) for name, first, last in row.asked]
-    return Batch(kind, frames, ids, positions, segments, weights, targets, asked)
+    mentions = ground(rows, scenes) if scenes else ()
+    return Batch(kind, frames, ids, positions, segments, weights, targets, asked, mentions)
 
 
 def stack_targets(scenes) -> tuple[np.ndarray, ...]:
@@ -162,7 +201,7 @@ def still_batch(
         scenes.append(scene)
         rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)], budget_tokens))
     frames = np.stack([np.asarray(scene.image) for scene in scenes])[:, None]
-    return stack("still", rows, frames, stack_targets(scenes))
+    return stack("still", rows, frames, stack_targets(scenes), scenes)
 
 
 def pair_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, faces=None) -> Batch:

@@ -13,6 +13,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 VOCAB_SIZE = 1024
 PATCH_PX, MERGE = 14, 2
+MOST_MENTIONED = 8  # things that one noun means, at most: more count as this many
 WINDOW_MERGED = 4  # a 112-pixel attention window is 4 by 4 merged tokens
 SPECIAL_IDS = {
     "<|endoftext|>": 0,
@@ -170,11 +171,11 @@ def text_angles(rotary, position_ids):  # [3, B, L] -> cos, sin [B, 1, L, head_d
     return cos[:, None], sin[:, None]
 
 
-def decode(language_model, x, position_ids, mask, tap_layer=2):
-    """Embeddings [B, L, D] through the language model; also the hidden states after `tap_layer` layers."""
+def decode(language_model, x, position_ids, mask, tap_layers=(2, 3)):
+    """Embeddings [B, L, D] through the language model; also the hidden states after each of `tap_layers`."""
     cos, sin = text_angles(language_model.rotary_emb, position_ids)
     b, length, dim = x.shape
-    tap = x
+    taps = []
     for index, layer in enumerate(language_model.layers):
         attn = layer.self_attn
         h = rms_norm(x, layer.input_layernorm)
@@ -187,9 +188,9 @@ def decode(language_model, x, position_ids, mask, tap_layer=2):
         h = attend(rotate(q, cos, sin), k, v, mask)
         x = x + attn.o_proj(h.transpose(1, 2).reshape(b, length, dim))
         x = x + swiglu(rms_norm(x, layer.post_attention_layernorm), layer.mlp)
-        if index + 1 == tap_layer:
-            tap = x
-    return rms_norm(x, language_model.norm), tap
+        if index + 1 in tap_layers:
+            taps.append(x)
+    return rms_norm(x, language_model.norm), taps
 
 
 def mean_loss(logits, target):
@@ -208,6 +209,8 @@ class DenseHeads(nn.Module):
         self.char = nn.Linear(dim, 8 * num_chars)
         self.place = nn.Linear(dim, 4)
         self.background = nn.Linear(dim, num_backgrounds)
+        self.mention_sizes = (MOST_MENTIONED + 1, num_colours, num_shapes - 1, 2)
+        self.mention = nn.Linear(dim, sum(self.mention_sizes))
         self.likeness = nn.Parameter(torch.tensor([6.0, -3.0]))  # scale and bias of a visual token's cosine to a word
 
     def vision_loss(self, tokens, shape, colour, char, background):
@@ -244,6 +247,15 @@ class DenseHeads(nn.Module):
             self.likeness[0] * cosine + self.likeness[1], wanted, reduction="none"
         )
         return loss.sum(-1).mean()
+
+    def mention_loss(self, hidden, count, colour, shape, place):
+        """At a noun [M, D]: how many it means, and where it is one, its colour, shape and place."""
+        if not len(count):
+            return hidden.sum() * 0
+        counts, colours, shapes, places = self.mention(hidden).float().split(self.mention_sizes, -1)
+        is_one = colour >= 0
+        far = F.mse_loss(places[is_one], place[is_one]) if is_one.any() else 0.0
+        return F.cross_entropy(counts, count) + mean_loss(colours, colour) + mean_loss(shapes, shape) + 8 * far
 
     def place_loss(self, hidden, place):
         return F.mse_loss(self.place(hidden).float(), place)

@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 from triptych.testing.scene_text import FACES
 
 FOLDER = Path(__file__).parents[2] / "src/triptych/zoo/tiny-vl"
+MENTION_WEIGHT = 0.3
 WORDS = torch.from_numpy(class_words(Tokenizer.from_file(str(FOLDER / "tokenizer.json"))))
 
 
@@ -41,7 +42,7 @@ def feed(queue, seed: int, step: int, faces) -> None:
 
 
 def forward(model, batch):
-    """Hidden states [B, L, D], the merged tokens, and the hidden states of the visual tokens in an early layer."""
+    """Hidden states [B, L, D], the merged tokens, those of the visual tokens after two layers, and all after three."""
     tokens = encode(model.model.visual, torch.from_numpy(batch.frames))
     ids, segments = torch.from_numpy(batch.ids), torch.from_numpy(batch.segments)
     is_vision = (ids == IMAGE_PAD) | (ids == VIDEO_PAD)
@@ -51,8 +52,8 @@ def forward(model, batch):
     allowed = (segments[:, None, :] == segments[:, :, None]) | (segments[:, None, :] == 0)
     allowed &= torch.ones(length, length, dtype=torch.bool).tril()
     mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -1e4)[:, None]
-    hidden, tap = decode(model.model.language_model, x, torch.from_numpy(batch.positions), mask)
-    return hidden, tokens, tap[is_vision].view(*tokens.shape)
+    hidden, (early, middle) = decode(model.model.language_model, x, torch.from_numpy(batch.positions), mask)
+    return hidden, tokens, early[is_vision].view(*tokens.shape), middle
 
 
 def answer_logits(model, hidden, batch):
@@ -67,6 +68,13 @@ def likeness(model, heads, tokens, targets):
     return heads.word_loss(tokens, model.lm_head.weight, WORDS, *targets[:2])
 
 
+def mentioned(heads, middle, batch):
+    if not batch.mentions:
+        return 0.0
+    row, token, *truth = map(torch.from_numpy, batch.mentions)
+    return heads.mention_loss(middle[row, token], *truth)
+
+
 def places(batch):
     gh, gw = batch.frames.shape[2] // 28, batch.frames.shape[3] // 28
     y, x = torch.meshgrid(torch.arange(gh), torch.arange(gw), indexing="ij")
@@ -76,10 +84,11 @@ def places(batch):
 
 def losses(model, heads, batch):
     with autocast():
-        hidden, tokens, tap = forward(model, batch)
+        hidden, tokens, early, middle = forward(model, batch)
         targets = [torch.from_numpy(target) for target in batch.targets]
         dense = sum(heads.vision_loss(tokens, *targets)) + 2 * likeness(model, heads, tokens, targets)
-        place = heads.place_loss(tap, places(batch))
+        place = heads.place_loss(early, places(batch))
+        place = place + MENTION_WEIGHT * mentioned(heads, middle, batch)
         logits, labels, weights = answer_logits(model, hidden, batch)
     nll = F.cross_entropy(logits.float(), labels, reduction="none")
     return (nll * weights).sum() / weights.sum(), dense, place
@@ -91,7 +100,7 @@ def evaluate(model, batches) -> dict[str, tuple[int, int]]:
     score: dict[str, list[int]] = {}
     for batch in batches:
         with autocast():
-            hidden, _, _ = forward(model, batch)
+            hidden, *_ = forward(model, batch)
             logits, labels, _ = answer_logits(model, hidden, batch)
         right = np.ones(batch.ids.shape, bool)
         right[:, 1:][batch.weights[:, 1:] > 0] = (logits.argmax(-1) == labels).numpy()

@@ -101,18 +101,39 @@ inline void exponentiate(float* weights, int num_keys, float* peak, float* total
   *total = sum(sums);
 }
 
-// Queries [num_queries][dim] of one head over the keys at `slots`; scratch: [num_queries][round_up(num_keys, 16)] floats.
+// Scores of Q queries against one key: the key is read once for all of them.
+template <int Q, class T>
+inline void score(const float* queries, const T* key, int dim, float* to, int stride, float scale, float cap) {
+  v16 total[Q] = {};
+  for (int i = 0; i < dim; i += 16) {
+    const v16 lanes = load16(key + i);
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; q++) total[q] += load16(queries + (size_t)q * dim + i) * lanes;
+  }
+  for (int q = 0; q < Q; q++) to[(size_t)q * stride] = soft_capped(sum(total[q]) * scale, cap);
+}
+
+// Queries [num_queries][dim] of one head over the keys at `slots`, of which a query sees those in its reach only.
+// scratch: [num_queries][round_up(num_keys, 16)] floats.
 template <class T>
 inline void attend(const float* queries, int num_queries, const int64_t* slots, int num_keys, Pool<T> keys,
-                   Pool<T> values, int head, float scale, float cap, float* scratch, Partial result) {
+                   Pool<T> values, int head, float scale, float cap, float* scratch, Partial result,
+                   Reach reach = {}) {
   const int padded = round_up(num_keys, 16), dim = keys.dim;
   for (int key = 0; key < num_keys; key++) {
     const T* row = keys.row(slots[key], head);
-    for (int q = 0; q < num_queries; q++)
-      scratch[(size_t)q * padded + key] = soft_capped(dot(queries + (size_t)q * dim, row, dim) * scale, cap);
+    int q = 0;
+    for (; q + 4 <= num_queries; q += 4)
+      score<4>(queries + (size_t)q * dim, row, dim, scratch + (size_t)q * padded + key, padded, scale, cap);
+    for (; q < num_queries; q++)
+      score<1>(queries + (size_t)q * dim, row, dim, scratch + (size_t)q * padded + key, padded, scale, cap);
   }
   for (int q = 0; q < num_queries; q++) {
     float* weights = scratch + (size_t)q * padded;
+    if (reach.lo) {
+      for (int key = 0; key < reach.lo[q]; key++) weights[key] = kNever;
+      for (int key = reach.hi[q] + 1; key < num_keys; key++) weights[key] = kNever;
+    }
     for (int key = num_keys; key < padded; key++) weights[key] = kNever;
     exponentiate(weights, padded, result.peak + q, result.total + q);
   }

@@ -14,6 +14,7 @@
 
 namespace triptych {
 
+constexpr int kTileQueries = 16;  // of one key/value head, taken together in a prefill without tiles
 constexpr int kSplit = 512;  // keys of one decode unit: a long context is shared by the team, at fixed cuts
 
 extern "C" {
@@ -127,7 +128,7 @@ class Decoder final : public DecoderBase {
     peaks_ = peak_buffer_.get(units);
     totals_ = total_buffer_.get(units);
     partials_ = partial_buffer_.get(units * shape_.head_dim);
-    scratch_count_ = longest * std::max(32, group_ + 1);
+    scratch_count_ = longest * std::max(32, group_ + 1) + 2 * std::max(kTileQueries, group_) * shape_.head_dim;
     scratch_ = scratch_buffer_.get(scratch_count_ * threads);
     if constexpr (Kernel::kTiles) {
       gathered_ = gathered_buffer_.get(keys * kv_width_);
@@ -356,7 +357,7 @@ class Decoder final : public DecoderBase {
     int turn = 0;
     for (int i = 0; i < in.num_parts; i++) {
       const Part& part = in.parts[i];
-      const int step = Kernel::kTiles ? 16 : 1;
+      const int step = Kernel::kTiles ? 16 : std::max(1, kTileQueries / group_);
       // later queries see more keys: deal the blocks out one by one, last ones first
       for (int first = (part.num_new - 1) / step * step; first >= 0; first -= step)
         for (int head = 0; head < (Kernel::kTiles ? shape_.heads : shape_.kv_heads); head++)
@@ -378,14 +379,33 @@ class Decoder final : public DecoderBase {
                      store16(attended_ + (size_t)(part.row + first + q) * q_width_ + (size_t)head * dim + col, lanes);
                    });
     } else {
-      const int row = part.row + first;
-      float* out = attended_ + (size_t)row * q_width_ + (size_t)head * group_ * dim;
-      std::vector<float> peaks(2 * group_);
-      attend(queries_ + (size_t)row * q_width_ + (size_t)head * group_ * dim, group_, part.slots + reach.lo[0],
-             reach.hi[0] - reach.lo[0] + 1, keys, values, head, shape_.scale, shape_.softcap, scratch,
-             Partial{peaks.data(), peaks.data() + group_, out});
-      for (int q = 0; q < group_; q++)
-        for (int d = 0; d < dim; d += 16) store16(out + q * dim + d, load16(out + q * dim + d) / peaks[group_ + q]);
+      const int count = std::min(std::max(1, kTileQueries / group_), part.num_new - first);
+      attend_rows(part, part.row + first, count, keys, values, reach, head, scratch);
+    }
+  }
+
+  // `count` rows with all their query heads of one key/value head. Keys begin at a multiple of 16, so that lanes, and
+  // with them a row's bits, do not depend on the rows beside it.
+  void attend_rows(const Part& part, int row, int count, Pool<T> keys, Pool<T> values, Reach reach, int head,
+                   float* scratch) {
+    const int dim = shape_.head_dim, width = group_ * dim, queries = count * group_;
+    const int first = *std::min_element(reach.lo, reach.lo + count) / 16 * 16;
+    const int num_keys = *std::max_element(reach.hi, reach.hi + count) + 1 - first;
+    float* packed = scratch + (size_t)queries * round_up(num_keys, 16);
+    float* out = packed + (size_t)queries * dim;
+    std::vector<float> peaks(2 * queries);
+    std::vector<int32_t> lo(queries), hi(queries);
+    for (int r = 0; r < count; r++) {
+      std::memcpy(packed + (size_t)r * width, queries_ + (size_t)(row + r) * q_width_ + (size_t)head * width,
+                  sizeof(float) * width);
+      std::fill_n(lo.begin() + r * group_, group_, reach.lo[r] - first);
+      std::fill_n(hi.begin() + r * group_, group_, reach.hi[r] - first);
+    }
+    attend((const float*)packed, queries, part.slots + first, num_keys, keys, values, head, shape_.scale, shape_.softcap,
+           scratch, Partial{peaks.data(), peaks.data() + queries, out}, Reach{lo.data(), hi.data()});
+    for (int q = 0; q < queries; q++) {
+      float* to = attended_ + (size_t)(row + q / group_) * q_width_ + (size_t)head * width + (q % group_) * dim;
+      for (int d = 0; d < dim; d += 16) store16(to + d, load16(out + (size_t)q * dim + d) / peaks[queries + q]);
     }
   }
 

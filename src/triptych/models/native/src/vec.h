@@ -148,9 +148,10 @@ inline float sum(v16 v) {
 #ifdef __AVX512F__
   return _mm512_reduce_add_ps((__m512)v);
 #else
-  float total = 0;
-  for (int i = 0; i < 16; i++) total += v[i];
-  return total;
+  v8 halves = v.lo + v.hi;
+  halves += __builtin_shuffle(halves, i8x32{4, 5, 6, 7, 0, 1, 2, 3});
+  halves += __builtin_shuffle(halves, i8x32{2, 3, 0, 1, 6, 7, 4, 5});
+  return halves[0] + halves[1];
 #endif
 }
 
