@@ -127,7 +127,7 @@ class Bench:
         size_px = size_px or self.sizes_px[0]
         return GenerateRequest(
             request_id=f"r{self._count}",
-            prompt="two green circles above a red square",
+            prompt=f"two green circles above a red square, take {self._count}",  # no text is encoded ahead
             width_px=size_px,
             height_px=size_px,
             num_steps=num_steps,

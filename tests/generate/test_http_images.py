@@ -200,6 +200,14 @@ def test_full_queue_is_503_with_retry_after(door: Door):
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
 
+def test_no_cache_may_be_asked_for_by_name(door: Door):
+    """`none` is a step cache that every model has."""
+    answer = post(door, FORM | {"step_cache": "none"})
+
+    assert answer.status_code == 200
+    assert answer.json()["triptych"]["step_cache"] is None
+
+
 def test_metrics_name_the_work(door: Door):
     """After a picture, the histograms of its stages carry model, pixels, frames, steps and branches, and the counters
     of work and of batches have grown."""

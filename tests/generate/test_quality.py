@@ -305,3 +305,23 @@ def test_the_table_groups_by_size_steps_and_guidance():
     assert lines[2].startswith("| 32x32, 4 steps, guidance 1 | 2 | 30.0 |")
     assert lines[3].startswith("| 32x32, 8 steps, guidance 1 | 1 | 40.0 |")
     assert lines[4].startswith("| all | 3 | 30.0 |")
+
+
+def test_a_clip_is_measured_over_its_frames(toys: Toys):
+    """Of a clip the worst frame counts, and the change of flicker is reported; its table says how many frames."""
+    kind = load_kind(toys.folder("wan"), name="wan")
+    (request,) = requests_of(
+        kind, Grid(prompts=("a cat",), sizes_px=((64, 32),), num_steps=(6,), guidance_scales=(1.0,), num_frames=5)
+    )
+    shown: list[np.ndarray] = []
+    (report,) = evaluate(
+        kind, [request], settings_of(1e9), on_case=lambda setting, case, plain, cached: shown.extend((plain, cached))
+    )
+    plain, cached = shown
+    frames_db = [psnr_db(a.astype(float), b.astype(float)) for a, b in zip(plain, cached, strict=True)]
+    moves = [np.abs(np.diff(frames.astype(float), axis=0)).mean() for frames in (cached, plain)]
+
+    assert plain.shape == (5, 32, 64, 3)
+    assert report.summary.psnr_db == pytest.approx(min(frames_db))
+    assert report.summary.flicker == pytest.approx(moves[0] - moves[1]) != 0.0
+    assert "| 64x32x5f, 6 steps, guidance 1 |" in by_group(report)
