@@ -1,4 +1,5 @@
-"""An engine's own process: `python -m triptych.cluster.engine_main ADDRESS`, its `ModelConfig` a JSON line on stdin.
+"""An engine's own process: `python -m triptych.cluster.engine_main ADDRESS [FD]`, its `ModelConfig` a JSON line on
+stdin, FD the shared memory that it inherits.
 
 It ends when told to, or when stdin closes: the front is gone then. A failure while loading is one JSON line on stdout.
 """
@@ -39,11 +40,11 @@ class LoadFailure(msgspec.Struct):
     message: str
 
 
-def main(address: str) -> int:
+def main(address: str, shared_fd: str | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the front says when to stop
         signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ModelConfig)
-    threading.Thread(target=_end_with_the_front, daemon=True).start()
+    threading.Thread(target=end_with_the_front, daemon=True).start()
     if config.engine.num_threads:
         torch.set_num_threads(config.engine.num_threads)
     try:
@@ -54,12 +55,12 @@ def main(address: str) -> int:
         sys.stdout.buffer.write(msgspec.json.encode(LoadFailure(code, f"{error}" or type(error).__name__)) + b"\n")
         sys.stdout.flush()
         return 1
-    serve_engine(address, served.info, build)
+    serve_engine(address, served.info, build, None if shared_fd is None else int(shared_fd))
     return 0
 
 
 def load(config: ModelConfig) -> ServedModel:
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a log is no terminal
+    transformers.utils.logging.disable_progress_bar()  # a log is no terminal
     served = load_served_model(config.path, config.engine.dtype, config.engine.device)
     served, choice = accelerate(served, config.engine.runner)
     LOGGER.info(
@@ -86,10 +87,10 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return find_folder(config.path).tokenizer
 
 
-def _end_with_the_front() -> None:
+def end_with_the_front() -> None:
     sys.stdin.buffer.read()
     os._exit(2)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

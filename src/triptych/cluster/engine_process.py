@@ -8,7 +8,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from triptych.core.errors import InternalError, Overloaded, from_wire
 from triptych.core.events import Event, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import ModelInfo
+from triptych.transfer.shared_memory import SharedSender
 from triptych.understand.remote import RemoteEngine
 
 LOGGER = logging.getLogger("triptych.cluster")
@@ -71,13 +73,14 @@ class EngineProcess:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def submit(self, request: PreparedRequest) -> AsyncIterator[Event]:
+    async def submit(self, request: PreparedRequest) -> AsyncGenerator[Event]:
         if self._engine is None:
             error = Overloaded("the engine is starting again")
             yield FinalEvent(request.request_id, FinishReason.ERROR, error.code, error.message)
             return
-        async for event in self._engine.submit(request):
-            yield event
+        async with aclosing(self._engine.submit(request)) as events:
+            async for event in events:
+                yield event
 
     def cancel(self, request_id: str) -> None:
         if self._engine is not None:
@@ -95,9 +98,12 @@ class EngineProcess:
 
     async def _launch(self) -> None:
         assert self._folder is not None
-        engine = RemoteEngine(f"ipc://{self._folder}/engine-{self.num_restarts}")
+        address = f"ipc://{self._folder}/engine-{self.num_restarts}"
+        shared = _shared_memory(self._config.engine.shared_memory_bytes)
+        engine = RemoteEngine(address, shared)
+        fds = () if shared is None else (shared.fd,)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", self._module, f"ipc://{self._folder}/engine-{self.num_restarts}",
+            sys.executable, "-m", self._module, address, *map(str, fds), pass_fds=fds,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**_THREADS_SLEEP, **os.environ},
         )  # fmt: skip
         self._process = process
@@ -154,6 +160,17 @@ class EngineProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def _shared_memory(capacity_bytes: int) -> SharedSender | None:
+    """One arena a process: what belonged to an earlier one cannot be read by the next."""
+    if not capacity_bytes:
+        return None
+    try:
+        return SharedSender(capacity_bytes)
+    except OSError as error:
+        LOGGER.info("no shared memory, arrays go through the socket: %s", error)
+        return None
 
 
 async def _why(process: asyncio.subprocess.Process) -> Exception:

@@ -136,6 +136,7 @@ class EngineConfig(_Piece, frozen=True):
     prefix_cache: bool = True
     runner: str = "auto"
     num_threads: int | None = None
+    shared_memory_bytes: int = 256 * 2**20  # for large arrays on their way to the engine process; 0: none
     warm_up: bool = True  # answer once of its own before /ready
 
 

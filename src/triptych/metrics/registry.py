@@ -30,7 +30,7 @@ class Metrics:
     """Counts what happens in the front process, and renders it with the other rooms' snapshots."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # nobody asks for them, and they double the exposition
+        disable_created_metrics()  # nobody asks for them, and they double the exposition
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._snapshots: dict[str, Snapshot] = {}

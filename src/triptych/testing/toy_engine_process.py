@@ -1,12 +1,14 @@
-"""An engine process on the toy model: `python -m triptych.testing.toy_engine_process ADDRESS`. For tests of the
-wire."""
+"""An engine process on the toy model: `python -m triptych.testing.toy_engine_process ADDRESS CONFIG [FD]`. For
+tests of the wire. With shared memory it ends when stdin closes, as the real one does."""
 
 from __future__ import annotations
 
 import sys
+import threading
 
 import msgspec
 
+from triptych.cluster.engine_main import end_with_the_front
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import EngineConfig
 from triptych.testing.toy_model import ToyModel
@@ -15,7 +17,9 @@ from triptych.understand.grammar import GrammarCompiler
 from triptych.understand.remote import serve_engine
 
 
-def main(address: str, config_json: str = "{}") -> None:
+def main(address: str, config_json: str = "{}", shared_fd: str | None = None) -> None:
+    if shared_fd is not None:
+        threading.Thread(target=end_with_the_front, daemon=True).start()
     served = ToyModel()
     config = msgspec.json.decode(config_json, type=EngineConfig)
 
@@ -26,6 +30,7 @@ def main(address: str, config_json: str = "{}") -> None:
         address,
         served.info,
         lambda emit: build_core(served, config, grammar=no_grammar, clock=MonotonicClock(), emit=emit),
+        None if shared_fd is None else int(shared_fd),
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -97,7 +98,7 @@ class EventStreams:
             ]
         )
 
-    async def follow(self, request_id: str, cancel: Callable[[str], None]) -> AsyncIterator[Event]:
+    async def follow(self, request_id: str, cancel: Callable[[str], None]) -> AsyncGenerator[Event]:
         """Yields up to and with the FinalEvent; leaving earlier calls `cancel`."""
         queue = self._queues[request_id]
         is_over = False
@@ -196,12 +197,13 @@ class InProcessEngine:
             self._thread = None
         self._streams.fail_all("the engine stopped")
 
-    async def submit(self, request: PreparedRequest) -> AsyncIterator[Event]:
+    async def submit(self, request: PreparedRequest) -> AsyncGenerator[Event]:
         self._streams.open(request.request_id)
         if self._streams.lost is None:
             self._mailbox.post(lambda core: core.submit(request))
-        async for event in self._streams.follow(request.request_id, self.cancel):
-            yield event
+        async with aclosing(self._streams.follow(request.request_id, self.cancel)) as events:
+            async for event in events:
+                yield event
 
     def cancel(self, request_id: str) -> None:
         self._mailbox.post(lambda core: core.cancel(request_id))

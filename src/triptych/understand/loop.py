@@ -43,11 +43,15 @@ class EngineLoop:
     def run(self) -> None:
         with torch.inference_mode():
             while not self._is_stopped:
-                for command in self._mailbox.receive(wait=not self._core.has_work):
-                    command(self._core)
+                self._receive()
                 if self._core.has_work:
                     self._core.step(self._mailbox.has_mail)
                 self._flush()
+
+    def _receive(self) -> None:
+        """On a frame of its own: a command holds its request, and that its shared memory, until this returns."""
+        for command in self._mailbox.receive(wait=not self._core.has_work):
+            command(self._core)
 
     def _flush(self) -> None:
         if self._outbox:

@@ -31,7 +31,7 @@ class LayerEdges:
             handle.remove()
 
 
-class _PausableGreenlet(greenlet):  # type: ignore[misc]  # greenlet has no types
+class _PausableGreenlet(greenlet):
     pass
 
 

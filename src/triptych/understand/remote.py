@@ -1,14 +1,16 @@
 """An engine in another process: `RemoteEngine` is the front's handle, `serve_engine` the process's main loop.
 
-Control and tensors go over one ZeroMQ socket pair (ipc); `wire.py` says what a message is. Losing the process ends
-every open stream with an error.
+Control goes over one ZeroMQ socket pair (ipc), large arrays through shared memory beside it; `wire.py` says what a
+message is. Losing the process ends every open stream with an error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -16,20 +18,24 @@ import zmq
 import zmq.asyncio
 
 from triptych.core.errors import InternalError, TriptychError, from_wire
-from triptych.core.events import Event
+from triptych.core.events import Event, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import KvSpec, ModelInfo
+from triptych.transfer.shared_memory import SharedReceiver, SharedSender, Shipment
 from triptych.understand.core import EngineCore
 from triptych.understand.engine import EventStreams, resolve
 from triptych.understand.loop import Command, EngineLoop
 from triptych.understand.wire import (
+    MIN_SHARED_BYTES,
     Answer,
     Ask,
     Cancel,
     Events,
     Ready,
+    Released,
     Stop,
     Submit,
+    no_slots,
     pack,
     pack_request,
     read_to_engine,
@@ -44,7 +50,9 @@ class RemoteEngine:
 
     info: ModelInfo
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, shared: SharedSender | None = None) -> None:
+        """`shared` is this handle's from now on: closed with it, or when the process is lost."""
+        self._shared = shared
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -71,6 +79,8 @@ class RemoteEngine:
         self._streams.fail_all("the engine stopped")
         if self._reader is not None:
             self._reader.cancel()
+        if self._shared is not None:
+            self._shared.close()
         self._socket.close()
         self._context.term()
 
@@ -78,15 +88,20 @@ class RemoteEngine:
         """The process is gone: end every stream and every question."""
         self._streams.fail_all(why)
         self._is_ready.set()
+        if self._shared is not None:
+            self._shared.close()
         for answer in self._answers.values():
             resolve(answer, None, InternalError(why))
 
-    async def submit(self, request: PreparedRequest) -> AsyncIterator[Event]:
+    async def submit(self, request: PreparedRequest) -> AsyncGenerator[Event]:
+        shipment = Shipment(self._shared, MIN_SHARED_BYTES) if self._shared is not None else None
+        frames = await _packed(request, shipment)
         self._streams.open(request.request_id)
         if self._streams.lost is None:
-            await self._socket.send_multipart(pack_request(request), copy=False)
-        async for event in self._streams.follow(request.request_id, self.cancel):
-            yield event
+            self._socket.send_multipart(frames, copy=False)  # SNDHWM is 0: nothing to wait for
+        async with aclosing(self._streams.follow(request.request_id, self.cancel)) as events:
+            async for event in events:
+                yield event
 
     def cancel(self, request_id: str) -> None:
         if self._streams.lost is None and not self._socket.closed:
@@ -94,7 +109,7 @@ class RemoteEngine:
 
     async def stats(self) -> dict[str, float]:
         answer: dict[str, float] = await self._ask("stats")
-        return answer
+        return answer if self._shared is None else answer | self._shared.stats()
 
     async def flush(self, cache: str) -> int:
         answer: int = await self._ask("flush", cache)
@@ -125,9 +140,25 @@ class RemoteEngine:
                     error = from_wire(error_code, error_message) if error_code else None
                     if ask_id in self._answers:
                         resolve(self._answers[ask_id], result, error)
+                case Released(slot_ids):
+                    assert self._shared is not None
+                    for slot_id in slot_ids:
+                        self._shared.release(slot_id)
                 case Ready(info):
                     self.info = info_from_wire(info)
                     self._is_ready.set()
+
+
+async def _packed(request: PreparedRequest, shipment: Shipment | None) -> list[bytes | memoryview]:
+    """Frames; what is large is copied into shared memory, off the event loop, and taken back if the caller goes."""
+    if shipment is None or request.num_media_bytes < shipment.min_bytes:
+        return pack_request(request)
+    copying = asyncio.get_running_loop().run_in_executor(None, pack_request, request, shipment.place)
+    try:
+        return await asyncio.shield(copying)
+    except BaseException:
+        copying.add_done_callback(lambda done: shipment.undo())
+        raise
 
 
 def info_to_wire(info: ModelInfo) -> dict[str, Any]:
@@ -143,14 +174,17 @@ def info_from_wire(fields: dict[str, Any]) -> ModelInfo:
 class SocketMailbox:
     """The engine process's side of the socket pair."""
 
-    def __init__(self, socket: zmq.Socket[bytes], stop: Callable[[], None]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], stop: Callable[[], None], shared_fd: int | None = None) -> None:
         self._socket = socket
         self._stop = stop
+        self._released: SimpleQueue[int] = SimpleQueue()
+        self._open_slot = no_slots if shared_fd is None else SharedReceiver(shared_fd, self._released.put).open
 
     def has_mail(self) -> bool:
         return self._socket.poll(0) != 0
 
     def receive(self, *, wait: bool) -> Iterable[Command]:
+        self._give_back()
         if wait:
             self._socket.poll()
         while self.has_mail():
@@ -160,18 +194,32 @@ class SocketMailbox:
     def send(self, events: list[Event]) -> None:
         self._socket.send(pack(Events(events)))
 
+    def _give_back(self) -> None:
+        slot_ids = []
+        while not self._released.empty():
+            slot_ids.append(self._released.get())
+        if slot_ids:
+            self._socket.send(pack(Released(slot_ids)))
+
     def _command(self, frames: list[zmq.Frame]) -> Command:
         message = read_to_engine(frames[0].bytes)
         match message:
             case Submit():
-                request = unpack_request(message, [frame.buffer for frame in frames])
-                return lambda core: core.submit(request)
+                return self._submit(message, [frame.buffer for frame in frames])
             case Cancel(request_id):
                 return lambda core: core.cancel(request_id)
             case Ask():
                 return lambda core: self._socket.send(pack(_answer(core, message)))
             case Stop():
                 return lambda core: self._stop()
+
+    def _submit(self, message: Submit, buffers: list[Any]) -> Command:
+        try:
+            request = unpack_request(message, buffers, self._open_slot)
+        except TriptychError as error:  # this request alone ends
+            final = FinalEvent(message.request_id, FinishReason.ERROR, error.code, error.message)
+            return lambda core: self.send([final])
+        return lambda core: core.submit(request)
 
 
 def _answer(core: EngineCore, question: Ask) -> Answer:
@@ -189,14 +237,19 @@ def _answer(core: EngineCore, question: Ask) -> Answer:
         return Answer(question.ask_id, None, error.code, error.message)
 
 
-def serve_engine(address: str, info: ModelInfo, build: Callable[[Callable[[Event], None]], EngineCore]) -> None:
-    """The engine process's main: connect, say Ready, loop until Stop."""
+def serve_engine(
+    address: str,
+    info: ModelInfo,
+    build: Callable[[Callable[[Event], None]], EngineCore],
+    shared_fd: int | None = None,
+) -> None:
+    """The engine process's main: connect, say Ready, loop until Stop. `shared_fd` is the inherited shared memory."""
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.connect(address)
     try:
-        loop: EngineLoop = EngineLoop(build, SocketMailbox(socket, lambda: loop.stop()))
+        loop: EngineLoop = EngineLoop(build, SocketMailbox(socket, lambda: loop.stop(), shared_fd))
         socket.send(pack(Ready(info_to_wire(info))))
         loop.run()
     finally:

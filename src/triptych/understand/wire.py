@@ -1,12 +1,13 @@
-"""What crosses between the front and an engine process: msgpack headers, arrays as frames beside them. Never pickle.
+"""What crosses between the front and an engine process: msgpack headers, arrays beside them. Never pickle.
 
-A message is a list of frames: the header first, then the arrays' bytes, which the header names by `ArrayRef`.
+A message is a list of frames: the header first, then the arrays' bytes, which the header names by `ArrayRef`. A large
+array is in shared memory instead, where there is room; it then has a slot, and no frame.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,14 +18,21 @@ from triptych.core.events import EmbeddingEvent, FinalEvent, TokenEvent
 from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem, PreparedRequest, Span
 from triptych.core.sampling import SamplingParams
+from triptych.transfer.shared_memory import DTYPES, Placed
 
-_DTYPES = frozenset({"float32", "float16", "int32", "int64", "uint8", "bool"})
+MIN_SHARED_BYTES = 256 * 1024  # below this, a frame costs no more than a slot and its release
+
+Place = Callable[[np.ndarray], Placed | None]
+Open = Callable[[Placed, str, tuple[int, ...]], np.ndarray]
 
 
 class ArrayRef(msgspec.Struct, frozen=True, array_like=True):
+    """In frame `frame` of the message, or, where that is 0, in the slot `placed`."""
+
     frame: int
     dtype: str
     shape: tuple[int, ...]
+    placed: Placed | None = None
 
 
 class WireItem(msgspec.Struct, frozen=True):
@@ -89,12 +97,26 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: dict[str, Any]
 
 
+class Released(msgspec.Struct, frozen=True, tag="released"):
+    """The engine reads these slots no longer."""
+
+    slot_ids: list[int]
+
+
 ToEngine = Submit | Cancel | Ask | Stop
-ToFront = Events | Answer | Ready
+ToFront = Events | Answer | Ready | Released
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def _nowhere(array: np.ndarray) -> Placed | None:
+    return None
+
+
+def no_slots(placed: Placed, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    raise InternalError("an array in shared memory, which this process does not have")
 
 
 def pack(message: ToEngine | ToFront) -> bytes:
@@ -109,12 +131,15 @@ def read_to_front(header: bytes) -> ToFront:
     return _to_front.decode(header)
 
 
-def pack_request(request: PreparedRequest) -> list[bytes | memoryview]:
-    """Frames for one `Submit`; arrays are not copied."""
+def pack_request(request: PreparedRequest, place: Place = _nowhere) -> list[bytes | memoryview]:
+    """Frames for one `Submit`; arrays are not copied, but for those that `place` takes into shared memory."""
     frames: list[bytes | memoryview] = []
 
     def refer(array: np.ndarray) -> ArrayRef:
-        assert array.dtype.name in _DTYPES, array.dtype
+        assert array.dtype.name in DTYPES, array.dtype
+        placed = place(array)
+        if placed is not None:
+            return ArrayRef(0, array.dtype.name, array.shape, placed)
         frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return ArrayRef(len(frames), array.dtype.name, array.shape)
 
@@ -151,11 +176,14 @@ def pack_request(request: PreparedRequest) -> list[bytes | memoryview]:
     return [pack(header), *frames]
 
 
-def unpack_request(message: Submit, frames: Sequence[Any]) -> PreparedRequest:
-    """`frames` are the message's, header included. Raises InternalError for a header that lies about its frames."""
+def unpack_request(message: Submit, frames: Sequence[Any], open_slot: Open = no_slots) -> PreparedRequest:
+    """`frames` are the message's, header included. Raises InternalError for a header that lies about its frames or
+    slots."""
 
     def array(ref: ArrayRef) -> np.ndarray:
-        if ref.dtype not in _DTYPES or not 0 < ref.frame < len(frames):
+        if ref.placed is not None:
+            return open_slot(ref.placed, ref.dtype, ref.shape)
+        if ref.dtype not in DTYPES or not 0 < ref.frame < len(frames):
             raise InternalError(f"array of dtype {ref.dtype} in frame {ref.frame} of {len(frames)}")
         dtype = np.dtype(ref.dtype)
         buffer = bytearray(frames[ref.frame])  # a copy of our own: writable, and the frame can go
