@@ -24,7 +24,7 @@ ERR = Console(stderr=True)
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class Bytes(click.ParamType):  # type: ignore[type-arg]
+class Bytes(click.ParamType):
     """A number of bytes: 1073741824, 512MiB, 2GB."""
 
     name = "bytes"

@@ -60,7 +60,9 @@ async def test_answers_are_the_stock_models(name, tmp_path):
         load_served_model(folder, "float32", "cpu"), config, load_tokenizer=lambda: builder.tokenizer
     )
     async with MediaPlane(MediaConfig()) as plane:
-        requests = [await _prepare(builder, plane, index) for index in range(len(CONVERSATIONS))]
+        requests = [
+            await prepare_chat(builder, plane, index, turns, NUM_NEW) for index, turns in enumerate(CONVERSATIONS)
+        ]
     expected = [stock_greedy(model, NUM_NEW, **_stock(request, words)) for request in requests]
     await engine.start()
     try:
@@ -75,10 +77,11 @@ async def test_answers_are_the_stock_models(name, tmp_path):
     assert expected == warm
 
 
-async def _prepare(builder, plane, index):
+async def prepare_chat(builder, plane, index, turns, num_new):
+    """A conversation as a greedy request `r-<index>`."""
     return await builder.prepare_chat(
-        messages_of(CONVERSATIONS[index]),
-        sampling=SamplingParams(max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True),
+        messages_of(turns),
+        sampling=SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True),
         media=plane,
         tier=Tier(),
         tenant="acme",

@@ -74,7 +74,7 @@ def is_shown(prompt: Prompt, picture: Image.Image | npt.NDArray[np.uint8]) -> bo
 
 def verdict(prompt: Prompt, sight: Sight) -> Verdict:
     asked = {(group.colour, group.shape): group.count for group in prompt.groups}
-    colours = Counter()
+    colours: Counter[str] = Counter()
     for group in prompt.groups:
         colours[group.colour] += group.count
     shown = Counter((thing.colour, thing.shape) for thing in sight.things)

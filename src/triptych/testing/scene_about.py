@@ -210,6 +210,7 @@ def ask_count_size(scene, rng):
     size = rng.choice(("small", "big"))
     thing = rng.choice(scene.objects)
     kind = rng.choice(((None, None), (thing.colour, None), (None, thing.shape), (thing.colour, thing.shape)))
-    things = plural(noun_phrase(rng, *kind, size))
+    colour, shape = kind
+    things = plural(noun_phrase(rng, colour, shape, size))
     text = pick(rng, "How many {things} are there?|Count the {things}.|How many {things} do you see?", things=things)
     return Question("count size", text, str(scene.count(*kind, size)))

@@ -39,7 +39,7 @@ def draw_clip(seed: int | random.Random, size_px=(112, 112), num_frames: int = 8
     alone = [thing for thing in scene.objects if scene.count(thing.colour, thing.shape) == 1]
     event = rng.choice(EVENTS) if alone else "still"
     thing = rng.choice(alone) if alone and event != "still" else None
-    if event == "move":
+    if thing is not None and event == "move":
         move = choose_move(scene, thing, rng)
         if move is None:
             event, thing = "still", None
@@ -109,7 +109,9 @@ def paint_frames(scenes: list[Scene], rng: random.Random) -> list[Image.Image]:
     painted: dict[int, Image.Image] = {}
     for scene in scenes:
         if id(scene) not in painted:
-            painted[id(scene)] = paint(replace(scene, noise=0)).image
+            image = paint(replace(scene, noise=0)).image
+            assert image is not None
+            painted[id(scene)] = image
     frames = [painted[id(scene)] for scene in scenes]
     noise = scenes[0].noise
     return [add_noise(frame, noise, rng.getrandbits(31)) for frame in frames] if noise else frames
@@ -152,7 +154,7 @@ def ask_what_moves(clip: Clip, rng: random.Random) -> Question | None:
 
 
 def ask_way(clip: Clip, rng: random.Random) -> Question | None:
-    if clip.event != "move":
+    if clip.event != "move" or clip.thing is None or clip.direction is None:
         return None
     text = pick(
         rng,
@@ -172,7 +174,7 @@ def ask_does_anything(clip: Clip, rng: random.Random) -> Question:
 
 
 def ask_end_state(clip: Clip, rng: random.Random) -> Question | None:
-    if clip.event != "color":
+    if clip.event != "color" or clip.thing is None or clip.becomes is None:
         return None
     shape = clip.thing.shape
     if clip.scenes[0].count(shape=shape) != 1:

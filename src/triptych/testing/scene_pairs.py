@@ -88,7 +88,7 @@ def move_away(scene, thing, rest, rng: random.Random):
 
 def pair_questions(first, second, change, rng: random.Random, num: int = 1) -> list[Question]:
     """Questions about two pictures shown one after the other."""
-    asked = []
+    asked: list[Question] = []
     while len(asked) < num:
         if change is not None and rng.random() < 0.6:
             asked.append(ask_difference(change, rng))

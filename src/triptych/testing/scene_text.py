@@ -69,9 +69,7 @@ def _widening(face: str) -> float:
 def word_mask(text: str, face: str, height_px: int) -> Image.Image:
     font = load_face(face, height_px)
     stroke = max(1, height_px // 16) if face == "bold" else 0
-    left, top, right, bottom = (
-        round(edge) for edge in font.getbbox(text, **({"stroke_width": stroke} if stroke else {}))
-    )
+    left, top, right, bottom = (round(edge) for edge in font.getbbox(text, stroke_width=stroke))
     mask = Image.new("L", (max(1, right - left), max(1, bottom - top)))
     ImageDraw.Draw(mask).text((-left, -top), text, fill=255, font=font, stroke_width=stroke)
     if face == "pixel":

@@ -56,6 +56,11 @@ WIDTH = 32  # of every text encoder here
 MAX_TEXT_TOKENS = 77
 
 
+def _still(module: Any) -> Any:
+    """In evaluation mode. The models of diffusers do not say that they are modules."""
+    return module.eval()
+
+
 def make_diffusion_folder(kind: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a toy of `kind` (a key of `TOYS`) and return `folder`. The caller's random state is left alone."""
     with torch.random.fork_rng(devices=[]):
@@ -100,28 +105,32 @@ def _t5() -> T5EncoderModel:
 
 
 def _vae(latent_channels: int = 4, **changes: Any) -> AutoencoderKL:
-    return AutoencoderKL(
-        block_out_channels=(16, 32),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=latent_channels,
-        norm_num_groups=8,
-        sample_size=32,
-        **changes,
-    ).eval()
+    return _still(
+        AutoencoderKL(
+            block_out_channels=(16, 32),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            latent_channels=latent_channels,
+            norm_num_groups=8,
+            sample_size=32,
+            **changes,
+        )
+    )
 
 
 def _unet(**changes: Any) -> UNet2DConditionModel:
-    return UNet2DConditionModel(
-        sample_size=16,
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=8,
-        norm_num_groups=8,
-        **changes,
-    ).eval()
+    return _still(
+        UNet2DConditionModel(
+            sample_size=16,
+            block_out_channels=(16, 32),
+            layers_per_block=1,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            attention_head_dim=8,
+            norm_num_groups=8,
+            **changes,
+        )
+    )
 
 
 def _stable_diffusion() -> StableDiffusionPipeline:
@@ -159,19 +168,21 @@ def _stable_diffusion_xl() -> StableDiffusionXLPipeline:
 
 
 def _stable_diffusion_3() -> StableDiffusion3Pipeline:
-    transformer = SD3Transformer2DModel(
-        sample_size=32,
-        patch_size=2,
-        in_channels=16,
-        num_layers=4,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        caption_projection_dim=32,
-        joint_attention_dim=WIDTH,
-        pooled_projection_dim=2 * WIDTH,
-        out_channels=16,
-        pos_embed_max_size=64,
-    ).eval()
+    transformer = _still(
+        SD3Transformer2DModel(
+            sample_size=32,
+            patch_size=2,
+            in_channels=16,
+            num_layers=4,
+            attention_head_dim=8,
+            num_attention_heads=4,
+            caption_projection_dim=32,
+            joint_attention_dim=WIDTH,
+            pooled_projection_dim=2 * WIDTH,
+            out_channels=16,
+            pos_embed_max_size=64,
+        )
+    )
     return StableDiffusion3Pipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
@@ -186,17 +197,19 @@ def _stable_diffusion_3() -> StableDiffusion3Pipeline:
 
 
 def _flux() -> FluxPipeline:
-    transformer = FluxTransformer2DModel(
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=WIDTH,
-        pooled_projection_dim=WIDTH,
-        guidance_embeds=True,
-        axes_dims_rope=(4, 4, 8),
-    ).eval()
+    transformer = _still(
+        FluxTransformer2DModel(
+            in_channels=16,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=WIDTH,
+            pooled_projection_dim=WIDTH,
+            guidance_embeds=True,
+            axes_dims_rope=(4, 4, 8),
+        )
+    )
     return FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=_vae(shift_factor=0.1),
@@ -209,17 +222,19 @@ def _flux() -> FluxPipeline:
 
 
 def _pixart() -> PixArtSigmaPipeline:
-    transformer = PixArtTransformer2DModel(
-        sample_size=32,
-        patch_size=2,
-        in_channels=4,
-        out_channels=8,
-        num_layers=4,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        cross_attention_dim=32,
-        caption_channels=WIDTH,
-    ).eval()
+    transformer = _still(
+        PixArtTransformer2DModel(
+            sample_size=32,
+            patch_size=2,
+            in_channels=4,
+            out_channels=8,
+            num_layers=4,
+            attention_head_dim=8,
+            num_attention_heads=4,
+            cross_attention_dim=32,
+            caption_channels=WIDTH,
+        )
+    )
     return PixArtSigmaPipeline(
         tokenizer=_t5_tokenizer(300),
         text_encoder=_t5(),
@@ -246,25 +261,29 @@ def _qwen_image() -> QwenImagePipeline:
         ),
         vision_config=dict(depth=1, hidden_size=32, num_heads=2, intermediate_size=32, out_hidden_size=WIDTH),
     )
-    transformer = QwenImageTransformer2DModel(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=WIDTH,
-        axes_dims_rope=(4, 4, 8),
-    ).eval()
-    vae = AutoencoderKLQwenImage(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False],
-        latents_mean=[0.1, 0.0, -0.1, 0.2],
-        latents_std=[1.0, 1.1, 0.9, 1.2],
-    ).eval()
+    transformer = _still(
+        QwenImageTransformer2DModel(
+            patch_size=2,
+            in_channels=16,
+            out_channels=4,
+            num_layers=3,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=WIDTH,
+            axes_dims_rope=(4, 4, 8),
+        )
+    )
+    vae = _still(
+        AutoencoderKLQwenImage(
+            base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 2],
+            num_res_blocks=1,
+            temperal_downsample=[False],
+            latents_mean=[0.1, 0.0, -0.1, 0.2],
+            latents_std=[1.0, 1.1, 0.9, 1.2],
+        )
+    )
     return QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=vae,
@@ -275,27 +294,31 @@ def _qwen_image() -> QwenImagePipeline:
 
 
 def _wan() -> WanPipeline:
-    transformer = WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=16,
-        in_channels=4,
-        out_channels=4,
-        text_dim=WIDTH,
-        freq_dim=32,
-        ffn_dim=64,
-        num_layers=3,
-        rope_max_seq_len=64,
-    ).eval()
-    vae = AutoencoderKLWan(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.1, 0.0, -0.1, 0.2],
-        latents_std=[1.0, 1.1, 0.9, 1.2],
-    ).eval()
+    transformer = _still(
+        WanTransformer3DModel(
+            patch_size=(1, 2, 2),
+            num_attention_heads=2,
+            attention_head_dim=16,
+            in_channels=4,
+            out_channels=4,
+            text_dim=WIDTH,
+            freq_dim=32,
+            ffn_dim=64,
+            num_layers=3,
+            rope_max_seq_len=64,
+        )
+    )
+    vae = _still(
+        AutoencoderKLWan(
+            base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+            latents_mean=[0.1, 0.0, -0.1, 0.2],
+            latents_std=[1.0, 1.1, 0.9, 1.2],
+        )
+    )
     encoder = UMT5EncoderModel(
         UMT5Config(vocab_size=128, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     ).eval()
@@ -309,22 +332,26 @@ def _wan() -> WanPipeline:
 
 
 def _ltx() -> LTXPipeline:
-    transformer = LTXVideoTransformer3DModel(
-        in_channels=8,
-        out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        cross_attention_dim=32,
-        num_layers=3,
-        caption_channels=WIDTH,
-    ).eval()
-    vae = AutoencoderKLLTXVideo(
-        latent_channels=8,
-        block_out_channels=(8, 8, 8, 8),
-        decoder_block_out_channels=(8, 8, 8, 8),
-        layers_per_block=(1, 1, 1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1, 1, 1),
-    ).eval()
+    transformer = _still(
+        LTXVideoTransformer3DModel(
+            in_channels=8,
+            out_channels=8,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            cross_attention_dim=32,
+            num_layers=3,
+            caption_channels=WIDTH,
+        )
+    )
+    vae = _still(
+        AutoencoderKLLTXVideo(
+            latent_channels=8,
+            block_out_channels=(8, 8, 8, 8),
+            decoder_block_out_channels=(8, 8, 8, 8),
+            layers_per_block=(1, 1, 1, 1, 1),
+            decoder_layers_per_block=(1, 1, 1, 1, 1),
+        )
+    )
     return LTXPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=vae,

@@ -89,7 +89,7 @@ class ToyEngine:
         if len(self._running) > self.max_running:
             yield _failed(request, Overloaded(f"max_running is {self.max_running}"))
             return
-        stage_ms = await self._before_first(request, cancelled)
+        stage_ms: dict[str, float] | None = await self._before_first(request, cancelled)
         answer, limit, reason = answer_ids(request.token_ids), request.sampling.max_tokens, FinishReason.STOP
         if request.sampling.ignore_eos:
             answer = (answer * (limit // max(1, len(answer)) + 1))[:limit] or [0] * limit

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -28,7 +29,7 @@ class Reference:
     """Owns the stock model, tokenizer and image processor of one folder. Answers are greedy."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32):
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
         self.config = self.model.config
@@ -65,7 +66,7 @@ class Reference:
             [{"type": "image"}] * len(stills) + [{"type": "video"}] * len(clips) + [{"type": "text", "text": text}]
         )
         messages = [{"role": "user", "content": content}]
-        prompt = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompt: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         for pad, media in (("<|image_pad|>", stills), ("<|video_pad|>", clips)):
             pieces = prompt.split(pad)
             prompt = pieces[0]
