@@ -29,9 +29,15 @@ USER = [{"role": "user", "content": "hi"}]
     [
         ({"messages": "hi"}, 400, "messages", "Expected `array`, got `str`"),
         ({"messages": []}, 400, "messages", "must not be empty"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role", "robot"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role", "may be assistant, developer, system"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages.0.role", "did you mean 'user'?"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content", "got `int`"),
-        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, 400, "messages.0.content.0.type", "smell"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "smell"}]}]},
+            400,
+            "messages.0.content.0.type",
+            "image_url, video_url",
+        ),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, 400, "messages.0.content.0.type", "required"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages", "alternate"),
         ({"messages": USER + USER}, 400, "messages", "alternate"),
@@ -72,6 +78,26 @@ def test_bad_field_is_named(toy, change, status, param, words):
     assert (answer.status_code, error["param"]) == (status, param)
     assert words in error["message"]
     assert set(error) >= {"message", "type", "code", "param"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("POST", "/chat/completions", 404, "did you mean '/v1/chat/completions'?"),
+        ("POST", "/v1/chat/completions/", 404, "did you mean '/v1/chat/completions'?"),
+        ("POST", "/v1/chat/completion", 404, "did you mean '/v1/chat/completions'?"),
+        ("GET", "/nothing/like/it", 404, "POST goes to /v1/chat/completions"),
+        ("GET", "/v1/chat/completions", 405, "takes POST, not GET"),
+        ("POST", "/v1/models", 405, "takes GET, not POST"),
+    ],
+)
+def test_wrong_path_is_told_the_right_one(toy, method, path, status, words):
+    """A forgotten /v1, a slash too many, another method: what would have been right."""
+    with toy.http() as http:
+        answer = http.request(method, path, json={"messages": USER})
+
+    assert answer.status_code == status
+    assert words in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

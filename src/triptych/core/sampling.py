@@ -36,7 +36,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, got {value:g}", param=name)
+                raise InvalidRequest(
+                    f"{name} must be between {_plain(low)} and {_plain(high)}, got {_plain(value)}", param=name
+                )
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", param="min_tokens"
@@ -45,6 +47,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("token ids must not be negative", param="logit_bias")
         if self.grammar_kind not in (None, "json_schema", "regex", "lark"):
             raise InvalidRequest(f"grammar_kind {self.grammar_kind!r} is not known", param="grammar_kind")
+
+
+def _plain(value: float) -> str:
+    """1000000, not 1e+06."""
+    return f"{value:.12g}"
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from triptych.core.errors import InvalidRequest
+from triptych.core.suggest import did_you_mean
 from triptych.http import admin, health, images, limits, models, status_page, videos
 from triptych.http.chat import chat
 from triptych.http.completions import completions
@@ -63,19 +64,21 @@ def build_app(front: Front, lifespan: Lifespan | None = None) -> Starlette:
         exception_handlers={404: _not_found, 405: _not_allowed},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a client that does not follow would get an empty answer
     app.state.front = front
     return app
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    known = ", ".join(path for path, _, _ in CALLS)
-    return json_response(
-        error_body(InvalidRequest(f"no {request.url.path[:200]} here; POST goes to {known}")), status=404
-    )
+    path = request.url.path[:200]
+    known = [path for path, _, _ in CALLS]
+    near = did_you_mean(path, known if request.method == "POST" else [path for path, _ in LOOKS])
+    advice = near or f"; POST goes to {', '.join(known)}"
+    return json_response(error_body(InvalidRequest(f"no {path} here{advice}")), status=404)
 
 
 async def _not_allowed(request: Request, error: Exception) -> Response:
-    headers = getattr(error, "headers", None)
-    return json_response(
-        error_body(InvalidRequest(f"{request.method} is not what {request.url.path[:200]} takes")), headers, status=405
-    )
+    headers = getattr(error, "headers", None) or {}
+    takes = ", ".join(method for method in ("GET", "POST", "DELETE") if method in headers.get("Allow", ""))
+    message = f"{request.url.path[:200]} takes {takes or 'another method'}, not {request.method}"
+    return json_response(error_body(InvalidRequest(message)), headers, status=405)

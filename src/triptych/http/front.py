@@ -60,7 +60,8 @@ class Front:
         if found is None:
             known = sorted(self.models)
             raise UnknownModel(
-                f"no model {name!r} here{did_you_mean(name or '', known)}; served: {', '.join(known)}", param="model"
+                f"no model {name!r} here{did_you_mean(name or '', known) or '.'} Served: {', '.join(known)}",
+                param="model",
             )
         return found
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from triptych.core.errors import InvalidRequest
-from triptych.core.suggest import nearest
+from triptych.core.suggest import did_you_mean, nearest
+from triptych.http.expected import values_at
 from triptych.http.schema import ACCEPTED, RENAMED
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -25,7 +26,8 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
+        problem = str(error).removeprefix("JSON is malformed: ")
+        raise InvalidRequest(f"the body is not JSON: {problem}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
     if not isinstance(raw, dict):
@@ -34,7 +36,7 @@ def decode_body(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
     try:
         request = msgspec.convert(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from error
+        raise _refusal(str(error), kind) from error
     return request, list(_ignored(raw, request, ""))
 
 
@@ -69,12 +71,17 @@ def _ignored(raw: Any, built: Any, path: str) -> Any:
                 yield path + name
 
 
-def _refusal(message: str) -> InvalidRequest:
-    """msgspec says "Expected `int`, got `str` - at `$.max_tokens`": the path becomes the error's param."""
+def _refusal(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
+    """msgspec says "Expected `int`, got `str` - at `$.max_tokens`": the path becomes the error's param. Where
+    a word is none of those that there are, they are listed."""
     found = re.fullmatch(r"(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?", message, re.DOTALL)
     what = found["what"] if found else message
     path = re.sub(r"\[(\d+|\.\.\.)\]", r".\1", (found["path"] or "") if found else "").strip(".")
     missing = re.search(r"missing required field `([^`]+)`", what)
     if missing:
         return InvalidRequest(what, param=f"{path}.{missing[1]}".strip("."))
+    wrong = re.fullmatch(r"Invalid (?:enum )?value '(.*)'", what, re.DOTALL)
+    if wrong and (known := values_at(kind, path)):
+        word = wrong[1][:100]
+        what = f"{word!r} is not known here{did_you_mean(word, known) or '.'} It may be {', '.join(known)}"
     return InvalidRequest(f"{path}: {what}" if path else what, param=path or None)

@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _CONTROL_TOKEN_START, encode_marked_chat, mark_control_tokens
 
-from triptych.core.errors import PromptRefused
+from triptych.core.errors import PromptRefused, UnsupportedMedia
 from triptych.core.media import MediaRef, Modality
 from triptych.prompt.parts import EmbedsPart
 
@@ -155,7 +155,7 @@ class ChatTemplate:
     def _media_piece(self, part: MediaRef | EmbedsPart) -> dict[str, Any]:
         if part.modality not in self._layout.placeholders:
             taken = ", ".join(kind.value for kind in self._layout.placeholders) or "text only"
-            raise PromptRefused(f"this model takes {taken}, not {part.modality.value}", param=part.param)
+            raise UnsupportedMedia(f"this model takes {taken}, not {part.modality.value}", param=part.param)
         if part.modality in self._writes:
             return {"type": part.modality.value}
         return {"type": "text", "text": self._layout.placeholder_text(part.modality)}
