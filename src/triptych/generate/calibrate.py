@@ -60,8 +60,9 @@ def calibrate(
     fingerprint: str = "",
     on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
 ) -> Calibration:
-    """Try `settings` (by default a ladder of thresholds, with both forecasts) and take the one that skips most inside
-    the gate. Raises UnsupportedMedia for a kind without a block list, InvalidRequest when `default` did not pass."""
+    """Try `settings` (by default a ladder of thresholds, with both orders) and take the one that skips most inside the
+    gate; it is drawn once more in turn with no cache, for its speedup. Raises UnsupportedMedia for a kind without a
+    block list, InvalidRequest when `default` did not pass."""
     if not kind.blocks:
         raise UnsupportedMedia(f"{type(kind.pipeline).__name__} has no list of blocks to skip")
     fit = fit_teacache(kind, requests) if TEACACHE in caches and settings is None else None
@@ -74,11 +75,11 @@ def calibrate(
         drops_failing=True,
         on_case=lambda setting, case, plain, cached: on_case(setting, case),
     )
-    found = {
-        name: _choose(name, [report for report in reports if report.setting.cache == name], fit)
-        for name in caches
-        if any(setting.cache == name for setting in tried)
-    }
+    found = {}
+    for name in caches:
+        mine = [report for report in reports if report.setting.cache == name]
+        if mine:
+            found[name] = _timed(kind, requests, _choose(name, mine, fit), judge)
     if default is not None and (default not in found or found[default].setting is None):
         reason = found[default].reason if default in found else f"it was not calibrated, only {', '.join(found)}"
         raise InvalidRequest(f"{default!r} is refused as default: {reason}")
@@ -111,13 +112,27 @@ def _choose(name: str, reports: Sequence[Report], fit: TeaFit | None) -> CacheCa
         nearest = max(hitting, key=lambda report: report.summary.ssim, default=None)
         why = "; ".join(nearest.summary.failures) if nearest else "no threshold tried skips a step"
         reason = f"no calibration passed the quality gate: {why}"
-    trials = [report if report is best else msgspec.structs.replace(report, cases=()) for report in reports]
     return CacheCalibration(
         setting=best.setting if best else None,
         reason=reason,
-        trials=tuple(trials),
+        trials=tuple(_untimed(report) for report in reports),
         fit=fit if name == TEACACHE else None,
     )
+
+
+def _untimed(report: Report) -> Report:
+    """The picture without a cache was drawn once for many settings: its time is compared with none of them."""
+    return msgspec.structs.replace(report, cases=(), summary=msgspec.structs.replace(report.summary, speedup=None))
+
+
+def _timed(
+    kind: Kind, requests: Sequence[GenerateRequest], found: CacheCalibration, judge: Judge | None
+) -> CacheCalibration:
+    if found.setting is None:
+        return found
+    (report,) = evaluate(kind, requests, [found.setting], judge=judge)
+    trials = tuple(report if trial.setting == found.setting else trial for trial in found.trials)
+    return msgspec.structs.replace(found, trials=trials)
 
 
 def calibrate_folder(

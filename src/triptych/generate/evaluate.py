@@ -1,7 +1,8 @@
 """What a step cache costs in quality and brings in speed: the same seeds drawn with and without it, and compared.
 
 `triptych quality` prints it for one setting, `triptych calibrate` runs it over many. Pictures are drawn one at a time,
-each case without the cache and at once with it, so that a machine that gets slower meanwhile is not a cache's gain.
+each case without the cache and at once with it; with one setting that makes a fair speedup on a machine whose load
+changes, with many it does not.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Over cases: the worst quality, the share of branch steps skipped, the denoising time without over with the cache,
-    and the shares that the judge calls right. `failures`: what keeps it from the gate."""
+    """Over cases: the worst quality, the share of branch steps skipped, the denoising time without over with the cache
+    (None where the two were not drawn in turn), and the shares that the judge calls right. `failures`: what keeps it
+    from the gate."""
 
     num_cases: int
     psnr_db: float
@@ -84,7 +86,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     latent_error: float
     flicker: float
     hit_rate: float
-    speedup: float
+    speedup: float | None
     plain_score: float | None = None
     score: float | None = None
     failures: tuple[str, ...] = ()

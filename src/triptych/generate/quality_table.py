@@ -37,7 +37,8 @@ def verdict(report: Report) -> str:
     summary = report.summary
     if not report.passes:
         return f"{report.setting}: refused as default: {'; '.join(summary.failures)}"
-    return f"{report.setting}: inside the gate, {summary.hit_rate:.0%} skipped, {summary.speedup:.2f} times as fast"
+    speed = "" if summary.speedup is None else f", {summary.speedup:.2f} times as fast"
+    return f"{report.setting}: inside the gate, {summary.hit_rate:.0%} skipped{speed}"
 
 
 def write_report(folder: Path, report: Report, sheet: ContactSheet) -> None:
@@ -65,6 +66,6 @@ def _cells(summary: Summary) -> list[str]:
         f"{summary.flicker:+.2f}",
         score,
         f"{summary.hit_rate:.0%}",
-        f"{summary.speedup:.2f}",
+        "" if summary.speedup is None else f"{summary.speedup:.2f}",
         "pass" if summary.passes else "; ".join(summary.failures),
     ]

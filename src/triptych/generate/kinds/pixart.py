@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from triptych.generate.kinds.base import Kind
-from triptych.generate.kinds.row import Conditioning
+from triptych.generate.kinds.row import Conditioning, without_padding
 from triptych.generate.request import GenerateRequest
 
 
@@ -30,6 +30,7 @@ class PixArt(Kind):
         embeds, mask, _, _ = self.pipeline.encode_prompt(
             text or "", do_classifier_free_guidance=False, device=self.device, clean_caption=False
         )
+        embeds, mask = without_padding(embeds, mask)
         return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
 
     def branch_extras(self, request: GenerateRequest) -> Conditioning:

@@ -49,6 +49,14 @@ def merge(parts: list[Conditioning]) -> Conditioning:
     return {name: _stack([part[name] for part in parts]) for name in parts[0]}
 
 
+def without_padding(embeds: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Text [1, L, D] and its mask [1, L], cut after the last token that counts. What is cut has weight 0 in attention,
+    and would cost as much as the rest at every step."""
+    kept = mask[0].nonzero()
+    length = int(kept.max()) + 1 if len(kept) else 1
+    return embeds[:, :length].contiguous(), mask[:, :length].contiguous()
+
+
 def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
     if len(tensors) == 1:
         return tensors[0]

@@ -10,7 +10,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from triptych.core.errors import UnsupportedMedia
 from triptych.generate.kinds.flow import FlowKind
 from triptych.generate.kinds.qwen_image import denormalize
-from triptych.generate.kinds.row import Conditioning
+from triptych.generate.kinds.row import Conditioning, without_padding
 from triptych.generate.request import GenerateRequest, Task
 
 
@@ -100,6 +100,7 @@ class Ltx(FlowKind):
         embeds, mask, _, _ = self.pipeline.encode_prompt(
             text or "", do_classifier_free_guidance=False, device=self.device, max_sequence_length=128
         )
+        embeds, mask = without_padding(embeds, mask)
         return {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
 
     def set_timesteps(self, scheduler: Any, request: GenerateRequest) -> torch.Tensor:
