@@ -20,7 +20,7 @@ def by_group(report: Report) -> str:
     for case in report.cases:
         groups.setdefault(case.group, []).append(case)
     rows = [(group, summarise(cases)) for group, cases in groups.items()]
-    return _table("cases", [*rows, ("all", report.summary)])
+    return _table("size, steps, guidance", [*rows, ("all", report.summary)])
 
 
 def by_setting(reports: Sequence[Report]) -> str:
