@@ -118,6 +118,7 @@ def _builder(model: ModelConfig, config: Config) -> PromptBuilder:
         overrides=dict(model.processor),
         max_tokens=model.engine.max_model_tokens,
         processor_cache_bytes=config.media.processor_cache_bytes,
+        max_decoded_bytes=config.media.max_decoded_bytes,
     )
 
 

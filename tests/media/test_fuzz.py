@@ -1,13 +1,14 @@
 """Mutated real files of every format: each is decoded or refused by one of our leaves, never a crash, never a 500."""
 
 import numpy as np
+import pillow_heif
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from tests.media.decoding import decode
-from tests.media.made import film, photo, saved, sound, tone, wav
+from tests.media.made import film, photo, rgb16_png, saved, sound, tone, wav
 from triptych.core.config import Tier
 from triptych.core.errors import BudgetExceeded, InvalidRequest
 from triptych.core.media import DecodeSpec, Modality
@@ -36,20 +37,31 @@ def _corpus():
         }.items()
     }
     pictures["JPEG progressive"] = saved(picture.convert("CMYK"), "JPEG", progressive=True)
+    pictures["HEIF"] = saved(picture, "HEIF", exif=exif.tobytes())
+    pictures["PNG 16 bit"] = rgb16_png(photo(64, 48).astype(np.uint16) * 257)
+    pictures["PNG palette"] = saved(picture.quantize(16), "PNG", transparency=3)
+    pictures["TIFF jpeg"] = saved(picture, "TIFF", compression="jpeg")
+    pictures["BMP palette"] = saved(picture.quantize(16), "BMP")
     frames = [Image.fromarray(photo(32, 24, i)) for i in range(3)]
     films = {
         kind: saved(frames[0], kind, save_all=True, append_images=frames[1:], duration=80) for kind in ("GIF", "WEBP")
     }
     films |= {container: film(12, container=container, gop=4) for container in ("mp4", "matroska", "mpegts")}
     films |= {"avi": film(12, codec="mpeg4", container="avi"), "vp9": film(12, codec="libvpx-vp9", container="webm")}
+    films["flv"] = film(12, container="flv")
     sounds = {"wav": wav(tone(0.3)), "flac": sound(tone(0.3))}
     sounds["mp3"] = sound(tone(0.3), codec="libmp3lame", container="mp3", sample_format="fltp")
     sounds["aac"] = sound(tone(0.3), codec="aac", container="mp4", sample_format="fltp")
+    sounds["adts"] = sound(tone(0.3), codec="aac", container="adts", sample_format="fltp")
+    sounds["aiff"] = sound(tone(0.3), codec="pcm_s16be", container="aiff")
+    sounds["adpcm"] = sound(tone(0.3), codec="adpcm_ima_wav", container="wav", sample_format="s16p")
+    sounds["webm"] = sound(tone(0.3, 48_000), codec="libopus", container="webm", rate=48_000)
     sounds["opus"] = sound(tone(0.3, 48_000), codec="libopus", container="ogg", rate=48_000)
     named = ((Modality.IMAGE, pictures), (Modality.VIDEO, films), (Modality.AUDIO, sounds))
     return {f"{kind.value} {name}": (kind, data) for kind, files in named for name, data in files.items()}
 
 
+pillow_heif.register_heif_opener()  # to write one; the reader under test does not need it
 CORPUS = _corpus()
 
 

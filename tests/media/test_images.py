@@ -101,6 +101,39 @@ def test_exif_does_not_turn_a_heif():
     assert corner_colors(pixels(data)) == PLAIN
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_heif_is_turned_once(orientation):
+    """Telephones write both: boxes (`irot`, `imir`) that turn the picture, and EXIF that says so. Both are in the file,
+    and the picture is turned once, in header and pixels."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(Image.fromarray(corners()), "HEIF", exif=exif.tobytes(), quality=95)
+    assert exif.tobytes()[6:] in data
+    assert (b"irot" in data or b"imir" in data) == (orientation != 1)
+
+    header = inspect(data)
+    found = pixels(data)
+
+    assert (header.width_px, header.height_px) == ((96, 64) if orientation < 5 else (64, 96))
+    assert found.shape == (header.height_px, header.width_px, 3)
+    assert corner_colors(found) == ORIENTED[orientation]
+
+
+def test_boxes_of_an_avif_go_before_its_exif():
+    """An AVIF whose boxes turn it and whose EXIF claims the same: turned once."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x0128] = 6, 6
+    data = saved(Image.fromarray(corners()), "AVIF", exif=exif, quality=95)
+    left = exif.tobytes()[6:]  # the writer takes orientation out of the EXIF; a like entry takes its place
+    entry = left[left.index(b"\x28\x01") : left.index(b"\x28\x01") + 12] if left[:2] == b"II" else None
+    entry = entry or left[left.index(b"\x01\x28") : left.index(b"\x01\x28") + 12]
+    both = data.replace(entry, (b"\x12\x01" if left[:2] == b"II" else b"\x01\x12") + entry[2:])
+    assert both != data
+    assert b"irot" in both
+
+    assert corner_colors(pixels(both)) == ORIENTED[6]
+
+
 def test_scaled_decode_is_turned_too():
     """A JPEG that is scaled while decoding keeps its orientation, and is not below what fits."""
     exif = Image.Exif()
@@ -108,6 +141,7 @@ def test_scaled_decode_is_turned_too():
     data = saved(Image.fromarray(corners(960, 640)), "JPEG", exif=exif)
 
     found = pixels(data, DecodeSpec(fit_px=(64, 100)))
+    assert found.shape == (240, 160, 3)
 
     assert corner_colors(found) == ORIENTED[6]
     assert found.shape[0] >= 96

@@ -103,7 +103,8 @@ class Tier(_Piece, frozen=True):
 
 class MediaConfig(_Piece, frozen=True):
     """`decode_workers` threads decode; at most `decode_queue` items wait for them. `media_id_alias_bytes` bounds the
-    content kept for callers' media ids."""
+    content kept for callers' media ids; `max_decoded_bytes` the pixels and samples between decoder and processor, for
+    each model."""
 
     policy: SourcePolicy = SourcePolicy()
     fetch: FetchConfig = FetchConfig()
@@ -111,11 +112,14 @@ class MediaConfig(_Piece, frozen=True):
     decode_queue: int = 256
     media_id_alias_bytes: int = 64 * 2**20
     processor_cache_bytes: int = 512 * 2**20
+    max_decoded_bytes: int = 2**30
 
     def __post_init__(self) -> None:
         for name in ("decode_workers", "decode_queue"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_decoded_bytes < 2**20:
+            raise ValueError(f"max_decoded_bytes must be at least {2**20}, got {self.max_decoded_bytes}")
 
 
 class EngineConfig(_Piece, frozen=True):

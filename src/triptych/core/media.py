@@ -72,7 +72,16 @@ class MediaBlob:
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
+    """`full_px`: the (width, height) of the header, where a scaled decode gave fewer pixels; None: the pixels' own."""
+
     pixels: npt.NDArray[np.uint8]  # [H, W, 3] RGB
+    full_px: tuple[int, int] | None = None
+
+    @property
+    def seen_px(self) -> tuple[int, int]:
+        """(width, height) that sizes are counted by."""
+        height_px, width_px = self.pixels.shape[:2]
+        return self.full_px or (width_px, height_px)
 
 
 @dataclass(frozen=True, slots=True)

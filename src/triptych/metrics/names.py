@@ -97,6 +97,7 @@ STATE_METRICS = (
     Metric("decode_workers", Kind.GAUGE, "workers", "media decode workers there are", ("model",)),
     Metric("media_decode_busy_ms", Kind.COUNTER, "ms", "time the decode workers were at work", ("model",)),
     Metric("media_decode_wait_ms", Kind.COUNTER, "ms", "time that items waited for a decode worker", ("model",)),
+    Metric("media_decoded_bytes", Kind.GAUGE, "bytes", "pixels and samples between decoder and processor", ("model",)),
     Metric("media_decodes", Kind.COUNTER, "items", "items decoded", ("model",)),
     Metric("media_decodes_joined", Kind.COUNTER, "items", "items that shared another request's decode", ("model",)),
     Metric("media_fetches", Kind.COUNTER, "requests", "requests to sources of media", ("model",)),

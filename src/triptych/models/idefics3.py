@@ -18,11 +18,11 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import (
 )
 
 from triptych.core.errors import EmbeddingsRefused, InvalidRequest
-from triptych.core.media import Modality
+from triptych.core.media import DecodedImage, Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
-from triptych.models.layouts import ImageLayout, Run, option_int, processor_key, sent_tiles, tower_flops
+from triptych.models.layouts import ImageLayout, Run, covering_px, option_int, processor_key, sent_tiles, tower_flops
 from triptych.models.resample import resized
 from triptych.models.served import StockModel
 
@@ -101,9 +101,16 @@ class Layout(ImageLayout):
         tiles = sent_tiles(num_embeds, self.embeds_a_tile, rows * columns + 1)
         return ItemSize(num_embeds, tiles * self.patches_a_tile, (rows, columns))
 
-    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def fit_px(self, width_px: int, height_px: int, options: dict[str, Any]) -> tuple[int, int]:
+        """What the tiles hold together; of a single tile, the tile: the stock enlargement before it adds nothing."""
+        if max(self._grid(height_px, width_px, options)) > 0:
+            height_px, width_px = self._scaled(height_px, width_px, options)
+            return width_px, height_px
+        return covering_px(width_px, height_px, (self.tile_px, self.tile_px))
+
+    def process_image(self, image: DecodedImage, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         resample, tile = self.image_processor.resample, self.tile_px
-        height_px, width_px = pixels.shape[:2]
+        pixels, (width_px, height_px) = image.pixels, image.seen_px
         rows, columns = self._grid(height_px, width_px, options)
         if not self.straight_to_tile or rows:
             pixels = resized(pixels, *self._scaled(height_px, width_px, options), resample)

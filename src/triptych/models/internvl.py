@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import nn
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
-from triptych.core.media import Modality
+from triptych.core.media import DecodedImage, Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
@@ -66,11 +65,12 @@ class Layout(ImageLayout):
         tiles = sent_tiles(num_embeds, self.embeds_a_tile)
         return ItemSize(num_embeds, tiles * (self.patches_a_tile + 1), (1, tiles))
 
-    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def process_image(self, image: DecodedImage, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         limit = self._limit(options)
         low = min(int(self.image_processor.min_patches), limit)
+        picture = Image.fromarray(image.pixels)
         out = self.table.stock_geometry(
-            self.image_processor, [Image.fromarray(pixels)], crop_to_patches=True, min_patches=low, max_patches=limit
+            self.image_processor, [picture], crop_to_patches=True, min_patches=low, max_patches=limit
         )
         return {"pixel_values": out["pixel_values"]}
 

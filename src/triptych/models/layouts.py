@@ -21,6 +21,7 @@ from triptych.models.base import Expanded, ItemSize, ProcessedItem
 from triptych.models.folder import ModelFolder
 from triptych.models.pixels import PixelTable
 
+SCALED_DECODE = True
 IGNORED_OPTIONS = frozenset({"format", "detail"})
 
 
@@ -152,11 +153,17 @@ class TextLayout:
 
 
 class ImageLayout(TextLayout):
-    """Base of the families that take pictures through a PIL image processor of transformers."""
+    """Base of the families that take pictures through a PIL image processor of transformers.
+
+    The override `scaled_decode` lets a large JPEG be scaled while it is decoded, to no less than twice what the
+    processor keeps of it.
+    """
 
     modalities = frozenset({Modality.IMAGE})
 
     def __init__(self, folder: ModelFolder, overrides: dict[str, Any]) -> None:
+        overrides = dict(overrides)
+        self.scaled_decode = bool(overrides.pop("scaled_decode", SCALED_DECODE))
         super().__init__(folder, overrides)
         self.image_processor = folder.image_processor(overrides)
         self.table = PixelTable(self.image_processor)
@@ -165,8 +172,22 @@ class ImageLayout(TextLayout):
     def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:
         raise NotImplementedError
 
-    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def process_image(self, image: DecodedImage, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """Sizes follow `image.seen_px`, which may be larger than its pixels."""
         raise NotImplementedError
+
+    def fit_px(self, width_px: int, height_px: int, options: dict[str, Any]) -> tuple[int, int] | None:
+        """(width, height) to which the processor shrinks a picture of that size, its shape kept; None where that is
+        not known, and for families whose layout follows the decoded pixels."""
+        return None
+
+    def decode_spec(self, header: MediaHeader, options: dict[str, Any]) -> DecodeSpec:
+        """With `fit_px` only where the picture is more than twice as large: others decode as they always did."""
+        if header.modality is not Modality.IMAGE or not self.scaled_decode:
+            return DecodeSpec()
+        fit = self.fit_px(header.width_px, header.height_px, options)
+        is_large = fit is not None and header.width_px > 2 * fit[0] and header.height_px > 2 * fit[1]
+        return DecodeSpec(fit_px=fit if is_large else None)
 
     def batch_key(self, size: ItemSize) -> str:
         """Items of one key may be encoded together; a packed tower takes any."""
@@ -179,10 +200,10 @@ class ImageLayout(TextLayout):
     def process(self, decoded: Decoded, options: dict[str, Any]) -> ProcessedItem:
         if not isinstance(decoded, DecodedImage):
             raise UnsupportedMedia(f"{self.folder.architecture} takes {_listed(sorted(self.modalities))} only")
-        height_px, width_px = decoded.pixels.shape[:2]
+        width_px, height_px = decoded.seen_px
         size = self._image_size(height_px, width_px, options)
         try:
-            features = self.process_image(decoded.pixels, options)
+            features = self.process_image(decoded, options)
         except ValueError as error:
             raise InvalidMedia(f"a picture of {width_px}x{height_px} pixels: {error}") from error
         return ProcessedItem(size, features, self.batch_key(size))
@@ -207,6 +228,12 @@ class ImageLayout(TextLayout):
                 f"{self.folder.architecture} has no media option {unknown[0]!r}; it takes "
                 f"{_listed(sorted(self.option_names)) or 'none'}"
             )
+
+
+def covering_px(width_px: int, height_px: int, target: tuple[int, int]) -> tuple[int, int]:
+    """The smallest size of a picture's shape that covers `target` (width, height): (width, height)."""
+    scale = max(target[0] / width_px, target[1] / height_px)
+    return max(1, round(width_px * scale)), max(1, round(height_px * scale))
 
 
 def option_int(options: dict[str, Any], name: str, default: int, low: int = 1) -> int:

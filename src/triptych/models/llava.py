@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import nn
 
 from triptych.core.errors import InvalidRequest
-from triptych.core.media import Modality
+from triptych.core.media import DecodedImage, Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
-from triptych.models.layouts import ImageLayout, Run, sent_tiles, tower_flops
+from triptych.models.layouts import ImageLayout, Run, covering_px, sent_tiles, tower_flops
 from triptych.models.served import StockModel
 
 TOWERS_WITH_CLASS_TOKEN = frozenset({"clip_vision_model", "dinov2", "vit"})
@@ -46,14 +45,16 @@ class Layout(ImageLayout):
     def image_size(self, height_px: int, width_px: int, options: dict[str, Any]) -> ItemSize:
         return self.item
 
+    def fit_px(self, width_px: int, height_px: int, options: dict[str, Any]) -> tuple[int, int]:
+        return covering_px(width_px, height_px, self.item.grid[::-1])  # type: ignore[arg-type]
+
     def _sent_size(self, modality: Modality, num_embeds: int, grid: tuple[int, ...]) -> ItemSize:
         sent_tiles(num_embeds, self.item.num_embeds, 1)
         return self.item
 
-    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        return {
-            "pixel_values": self.table.stock_geometry(self.image_processor, [Image.fromarray(pixels)])["pixel_values"]
-        }
+    def process_image(self, image: DecodedImage, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        out = self.table.stock_geometry(self.image_processor, [Image.fromarray(image.pixels)])
+        return {"pixel_values": out["pixel_values"]}
 
     def run(self, modality: Modality, size: ItemSize) -> Run:
         return Run.of_token(self.image_token_id, size.num_embeds)

@@ -20,7 +20,7 @@ from triptych.models import frames
 from triptych.models.base import ItemSize, ProcessedItem
 from triptych.models.folder import ModelFolder
 from triptych.models.frames import FrameSampling, plan_frames
-from triptych.models.layouts import ImageLayout, Run, tower_flops
+from triptych.models.layouts import ImageLayout, Run, covering_px, tower_flops
 from triptych.models.llava import intermediate_size, layers_of
 from triptych.models.resample import resized
 from triptych.models.served import StockModel
@@ -68,7 +68,7 @@ class Layout(ImageLayout):
 
     def decode_spec(self, header: MediaHeader, options: dict[str, Any]) -> DecodeSpec:
         if header.modality is not Modality.VIDEO:
-            return DecodeSpec()
+            return super().decode_spec(header, options)
         plan = plan_frames(header, self.sampling.with_options(options))
         return DecodeSpec(times_s=plan.times_s, max_frames=len(plan.times_s))
 
@@ -86,6 +86,11 @@ class Layout(ImageLayout):
         rows, columns = best[0] // tile, best[1] // tile
         unpadded, newlines = self._unpadded(height_px, width_px, rows, columns)
         return self._item(self.embeds_a_tile + unpadded + newlines, rows * columns + 1, (height_px, width_px))
+
+    def fit_px(self, width_px: int, height_px: int, options: dict[str, Any]) -> tuple[int, int] | None:
+        """A single tile; a tiled picture's padding is counted by its own pixels."""
+        tile = int(self.config.vision_config.image_size)
+        return None if self._is_tiled(options) else covering_px(width_px, height_px, (tile, tile))
 
     def _unpadded(self, height_px: int, width_px: int, rows: int, columns: int) -> tuple[int, int]:
         """Embeddings left after the padding of the tiled picture is cut off, and its line ends."""
@@ -123,12 +128,12 @@ class Layout(ImageLayout):
     def batch_key(self, size: ItemSize) -> str:
         return {0: "tile", 1: "video", 2: "anyres"}[len(size.grid)]
 
-    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def process_image(self, image: DecodedImage, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         # beside a second picture the stock processor tiles none; a pixel is the cheapest second picture
-        image = Image.fromarray(pixels)
-        images: Any = [image] if self._is_tiled(options) else [[image, Image.new("RGB", (1, 1))]]
+        picture = Image.fromarray(image.pixels)
+        images: Any = [picture] if self._is_tiled(options) else [[picture, Image.new("RGB", (1, 1))]]
         out = self.table.stock_geometry(self.image_processor, images)
-        size = np.array([[image.height, image.width]], dtype=np.int64)
+        size = np.array([[picture.height, picture.width]], dtype=np.int64)
         return {"pixel_values": out["pixel_values"][0], "image_size": size}
 
     def process(self, decoded: Decoded, options: dict[str, Any]) -> ProcessedItem:

@@ -83,7 +83,7 @@ class Layout(ImageLayout):
 
     def decode_spec(self, header: MediaHeader, options: dict[str, Any]) -> DecodeSpec:
         if header.modality is not Modality.VIDEO:
-            return DecodeSpec()
+            return super().decode_spec(header, options)
         plan = plan_frames(header, self.sampling.with_options(options))
         return DecodeSpec(times_s=plan.times_s, max_frames=len(plan.times_s))
 
@@ -146,10 +146,14 @@ class Layout(ImageLayout):
 
     # pixels
 
-    def process_image(self, pixels: npt.NDArray[np.uint8], options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        low, high = self.pixel_limits(options)
-        height_px, width_px = self.resized(pixels.shape[0], pixels.shape[1], low, high)
-        patches = self.patches(pixels[None], height_px, width_px)
+    def fit_px(self, width_px: int, height_px: int, options: dict[str, Any]) -> tuple[int, int]:
+        height_px, width_px = self.resized(height_px, width_px, *self.pixel_limits(options))
+        return width_px, height_px
+
+    def process_image(self, image: DecodedImage, options: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        width_px, height_px = image.seen_px
+        height_px, width_px = self.resized(height_px, width_px, *self.pixel_limits(options))
+        patches = self.patches(image.pixels[None], height_px, width_px)
         grid = np.array([[1, height_px // self.patch_px, width_px // self.patch_px]], dtype=np.int64)
         return {"pixel_values": patches, "grid_thw": grid}
 

@@ -28,7 +28,7 @@ from triptych.prompt.detokenize import Detokenizer
 from triptych.prompt.identity import embedding_key, prefix_salt
 from triptych.prompt.parts import EmbedsPart, TokenCount
 from triptych.prompt.precomputed import read_part
-from triptych.prompt.processing import ItemProcessor, Processed
+from triptych.prompt.processing import MAX_DECODED_BYTES, ItemProcessor, Processed
 from triptych.prompt.template import ChatTemplate, Rendered
 from triptych.prompt.tools import ToolCallStream, tool_style
 from triptych.prompt.vocabulary import Vocabulary
@@ -70,6 +70,7 @@ class PromptBuilder:
         max_tokens: int | None = None,
         processor_cache_bytes: int = 512 * 2**20,
         processor_workers: int = 2,
+        max_decoded_bytes: int = MAX_DECODED_BYTES,
         time: Clock | None = None,
     ) -> None:
         self.layout = layout
@@ -82,7 +83,7 @@ class PromptBuilder:
         self.tool_style = tool_style(tokenizer.chat_template)
         self._dtype = dtype
         self._time = time or MonotonicClock()
-        self._processor = ItemProcessor(layout, processor_cache_bytes, processor_workers, self._time)
+        self._processor = ItemProcessor(layout, processor_cache_bytes, processor_workers, self._time, max_decoded_bytes)
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -357,6 +358,7 @@ def load_prompt_builder(
     max_tokens: int | None = None,
     processor_cache_bytes: int = 512 * 2**20,
     processor_workers: int = 2,
+    max_decoded_bytes: int = MAX_DECODED_BYTES,
     time: Clock | None = None,
 ) -> PromptBuilder:
     """For a folder, a hub name or an embedded model. Reads no weights. Raises UnknownModel, InvalidRequest."""
@@ -369,6 +371,7 @@ def load_prompt_builder(
         max_tokens=max_tokens,
         processor_cache_bytes=processor_cache_bytes,
         processor_workers=processor_workers,
+        max_decoded_bytes=max_decoded_bytes,
         time=time,
     )
 

@@ -16,8 +16,12 @@ from triptych.core.clock import Clock
 from triptych.core.errors import BudgetExceeded, TriptychError
 from triptych.core.media import Decoded, DecodeSpec, MediaBlob
 from triptych.core.stages import Stage, StageClock
+from triptych.media.costs import decoded_bytes
 from triptych.models.base import Layout, ProcessedItem
+from triptych.prompt.gate import ByteGate
 from triptych.prompt.identity import processed_key
+
+MAX_DECODED_BYTES = 2**30
 
 Decode = Callable[[MediaBlob, DecodeSpec], Awaitable[Decoded]]
 
@@ -38,12 +42,19 @@ class _Edge:
 
 
 class ItemProcessor:
-    """Owner of one model's processor cache and of the threads that fill it. One event loop."""
+    """Owner of one model's processor cache and of the threads that fill it. One event loop.
 
-    def __init__(self, layout: Layout, cache_bytes: int, workers: int, time: Clock) -> None:
+    At most `max_decoded_bytes` of pixels and samples wait for a thread or are in one: where the processor is slower
+    than the decoders, decoding waits, and memory does not grow with the number of requests.
+    """
+
+    def __init__(
+        self, layout: Layout, cache_bytes: int, workers: int, time: Clock, max_decoded_bytes: int = MAX_DECODED_BYTES
+    ) -> None:
         self._layout = layout
         self._time = time
         self._cache: ByteLru[bytes, ProcessedItem] = ByteLru(cache_bytes)
+        self._gate = ByteGate(max_decoded_bytes)
         self._flights: SingleFlight[bytes, ProcessedItem] = SingleFlight()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="processor")
 
@@ -69,7 +80,10 @@ class ItemProcessor:
         return done
 
     def stats(self) -> dict[str, float]:
-        return self._cache.stats("processor")
+        return self._cache.stats("processor") | {
+            "media_decoded_bytes": float(self._gate.num_bytes),
+            "decoded_queue_depth": float(self._gate.num_waiting),
+        }
 
     def flush(self) -> int:
         return self._cache.flush()
@@ -98,10 +112,12 @@ class ItemProcessor:
     async def _fill(self, key: bytes, blob: MediaBlob, spec: DecodeSpec, decode: Decode, edge: _Edge) -> ProcessedItem:
         generation = self._cache.generation
         started_s = self._time.now_s()
-        decoded = await decode(blob, spec)
-        edge.decoded_s = max(edge.decoded_s, self._time.now_s())
-        loop = asyncio.get_running_loop()
-        item = await loop.run_in_executor(self._threads, self._layout.process, decoded, blob.options)
+        async with self._gate.inside(decoded_bytes(blob.header, spec)):
+            decoded = await decode(blob, spec)
+            edge.decoded_s = max(edge.decoded_s, self._time.now_s())
+            loop = asyncio.get_running_loop()
+            item = await loop.run_in_executor(self._threads, self._layout.process, decoded, blob.options)
+            del decoded
         cost_ms = (self._time.now_s() - started_s) * 1e3
         self._cache.put(key, item, item.num_bytes, cost_ms=cost_ms, generation=generation)
         return item

@@ -35,7 +35,8 @@ def decode_image(data: bytes, kind: Kind, spec: DecodeSpec, guard: DecodeGuard) 
         pixels = orient(pixels, orientation)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise InvalidMedia(f"the {kind.mime} file decoded to nothing")
-    return DecodedImage(pixels)
+    full_px = picture.size[::-1] if orientation >= 5 else picture.size
+    return DecodedImage(pixels, None if pixels.shape[1::-1] == full_px else full_px)
 
 
 def scaled_size(width_px: int, height_px: int, fit_px: tuple[int, int]) -> tuple[int, int]:
@@ -44,16 +45,25 @@ def scaled_size(width_px: int, height_px: int, fit_px: tuple[int, int]) -> tuple
     return round(min(1.0, scale) * width_px), round(min(1.0, scale) * height_px)
 
 
+def _jpeg_divisor(width_px: int, height_px: int, at_least: tuple[int, int]) -> int:
+    """By how much libjpeg-turbo divides the size while decoding. By halves alone: its other scales are slower than
+    decoding everything. And only without a remainder: a last column that stands for less than the others would stretch
+    the picture by up to a pixel."""
+    halves = (n for n in (8, 4, 2) if width_px % n == 0 and height_px % n == 0)
+    return next((n for n in halves if width_px // n >= at_least[0] and height_px // n >= at_least[1]), 1)
+
+
 def _jpeg_pixels(data: bytes, picture: ImageFile, spec: DecodeSpec, orientation: int) -> npt.NDArray[np.uint8] | None:
     """None where libjpeg-turbo alone does not suffice: CMYK, or a stream with faults that Pillow may forgive."""
     if picture.mode not in ("RGB", "L"):
         return None
-    min_width_px, min_height_px = picture.size
+    width_px, height_px = picture.size
     if spec.fit_px is not None:
         fit_px = spec.fit_px[::-1] if orientation >= 5 else spec.fit_px
-        min_width_px, min_height_px = scaled_size(*picture.size, fit_px)
+        divisor = _jpeg_divisor(width_px, height_px, scaled_size(width_px, height_px, fit_px))
+        width_px, height_px = width_px // divisor, height_px // divisor
     try:
-        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=min_height_px, min_width=min_width_px)
+        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height_px, min_width=width_px)
     except ValueError:
         return None
     profile = picture.info.get("icc_profile")
