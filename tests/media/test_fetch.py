@@ -321,6 +321,25 @@ async def test_response_cache_asks_before_it_answers():
         assert (fetch.cache.hits, fetch.cache.misses) == (1, 3)
 
 
+async def test_response_cache_asks_by_date_too():
+    """A server without tags is asked by the date that it gave; a 304 without a kept body is not taken for one."""
+
+    async def answer(path, headers, writer):
+        if headers.get("if-modified-since") == "Sun, 01 Nov 2026 10:00:00 GMT" or path == "/odd":
+            writer.write(response(status=304, content_length=None))
+        else:
+            writer.write(response(b"dated", last_modified="Sun, 01 Nov 2026 10:00:00 GMT"))
+        return True
+
+    async with server(answer) as served, fetcher(served.port, response_cache_bytes=10_000) as fetch:
+        assert [await get(fetch, served.url) for _ in range(3)] == [b"dated"] * 3
+        assert (fetch.cache.hits, fetch.cache.misses) == (2, 1)
+        with pytest.raises(BudgetExceeded):
+            await get(fetch, served.url, limit=ByteLimit("max_item_bytes", 3))
+        with pytest.raises(SourceUnavailable, match="304"):
+            await get(fetch, f"{served.url}/odd")
+
+
 async def test_vary_is_read_in_any_spelling():
     """`Vary: Accept-Encoding` does not keep a body out of the cache: the same encoding is always asked for."""
     answer = answering(b"x", etag='"1"', vary="Accept-Encoding")

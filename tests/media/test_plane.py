@@ -28,6 +28,7 @@ from triptych.core.media import DecodeSpec, MediaRef, Modality
 from triptych.media import plane as plane_module
 from triptych.media.plane import MediaPlane
 from triptych.metrics.names import sample_for
+from triptych.metrics.registry import Metrics
 
 PNG = saved(Image.new("RGB", (20, 10), RED), "PNG")
 PHOTO = saved(Image.fromarray(photo(200, 150)), "JPEG")
@@ -355,3 +356,64 @@ async def test_shared_pixels_are_not_changed_by_a_later_decode():
         first = await plane.decode(blob, DecodeSpec(), tier=Tier())
         second = await plane.decode(blob, DecodeSpec(), tier=Tier())
     assert not np.shares_memory(first.pixels, second.pixels)
+
+
+async def test_counters_move_and_reach_the_metrics():
+    """Fetches, bytes, joined work, decodes, waiting, work and refusals: each counted where it happens, each in the
+    exposition under its own name."""
+
+    async def slow(path, headers, writer):
+        await asyncio.sleep(0.05)
+        writer.write(response(PHOTO))
+        return True
+
+    async with server(slow) as served, MediaPlane(loopback_config(served.port)) as plane:
+        refs = [image(f"{served.url}/a"), image(f"{served.url}/a"), image(f"{served.url}/b")]
+        blobs = await opened(plane, *refs)
+        await asyncio.gather(*(plane.decode(blob, DecodeSpec(), tier=Tier()) for blob in blobs))
+        for source in ("ftp://example.com/a", "https://10.0.0.1/a", "file:///etc/passwd"):
+            with pytest.raises(ForbiddenSource):
+                await opened(plane, image(source))
+        stats = plane.stats()
+        page = Metrics().render({"front": stats}).decode()
+
+    wanted = {
+        "media_fetches": 2,
+        "media_fetches_joined": 1,
+        "media_fetched_bytes": 2 * len(PHOTO),
+        "media_decodes": 1,
+        "media_decodes_joined": 2,
+        "media_sources_refused": 3,
+    }
+    assert {name: stats[name] for name in wanted} == wanted
+    assert stats["media_decode_busy_ms"] > 0
+    assert stats["media_decode_wait_ms"] >= 0
+    for name in (*wanted, "media_decode_busy_ms", "media_decode_wait_ms"):
+        assert f'triptych_{name}_total{{model="front"}} {stats[name]}' in page
+    for queue in ("media_decode", "media_fetch"):
+        assert f'triptych_queue_depth{{model="front",queue="{queue}"}} 0.0' in page
+
+
+async def test_queue_of_the_pool_is_seen_while_it_stands():
+    """Depth, busy workers and the time waited, while a worker is held."""
+    gate = threading.Event()
+    async with MediaPlane(MediaConfig(decode_workers=1)) as plane:
+        jobs = [asyncio.create_task(plane._pool.run(lambda: gate.wait(5))) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        stats = plane.stats()
+        assert (stats["media_decode_queue_depth"], stats["decode_workers_busy"]) == (2, 1)
+        gate.set()
+        await asyncio.gather(*jobs)
+        assert plane.stats()["media_decode_wait_ms"] >= 2 * 45
+
+
+async def test_decode_seconds_are_a_budget():
+    """A film that takes longer to decode than its tier allows is refused by name, and its worker is free again."""
+    long = film(3000, size=(160, 120), gop=3000)
+    async with MediaPlane(MediaConfig(decode_workers=1)) as plane:
+        (blob,) = await opened(plane, MediaRef(Modality.VIDEO, long, param="video_url"))
+        with pytest.raises(BudgetExceeded, match=r"max_decode_s is 0\.01, the request has 0\.") as caught:
+            await plane.decode(blob, DecodeSpec(num_frames=300), tier=Tier(max_decode_s=0.01))
+        assert (caught.value.limit, caught.value.param) == ("max_decode_s", "video_url")
+        (picture,) = await opened(plane, image(PNG))
+        assert (await plane.decode(picture, DecodeSpec(), tier=Tier())).pixels.shape == (10, 20, 3)
