@@ -29,7 +29,7 @@ USER = [{"role": "user", "content": "hi"}]
     [
         ({"messages": "hi"}, 400, "messages", "Expected `array`, got `str`"),
         ({"messages": []}, 400, "messages", "must not be empty"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role", "may be assistant, developer, system"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role", "may be assistant, developer"),
         ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages.0.role", "did you mean 'user'?"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content", "got `int`"),
         (

@@ -16,7 +16,17 @@ from triptych.core.stages import StageClock
 from triptych.media.plane import MediaPlane
 from triptych.prompt.builder import load_prompt_builder
 
-from .conftest import EXTRACTOR, PREPROCESSOR, PREPROCESSOR3, drawing, tiny, tiny_audio, tiny_qwen3, write_folder
+from .conftest import (
+    EXTRACTOR,
+    FAMILIES,
+    PREPROCESSOR,
+    PREPROCESSOR3,
+    drawing,
+    tiny,
+    tiny_audio,
+    tiny_qwen3,
+    write_folder,
+)
 
 
 def clip_bytes(num_frames, rate, width_px=96, height_px=64):
@@ -88,3 +98,18 @@ async def test_sound_is_served_as_counted(num_samples, rate, tmp_path):
 
     assert counted.token_ids == request.token_ids
     assert request.items[0].num_embeds == request.spans[0].length == counted.media_tokens["audio"]
+
+
+@pytest.mark.parametrize(("num_frames", "rate"), [(1, 25), (50, 25), (33, 10)])
+async def test_smolvlm_clip_is_served_as_counted(num_frames, rate, tmp_path):
+    """Frames of one tile each under their times: the decoded clip fills what the header laid."""
+    family = FAMILIES["smolvlm"]
+    model, words = family.build()
+    write_folder(tmp_path, model, words, preprocessor=family.preprocessor)
+    ref = MediaRef(Modality.VIDEO, clip_bytes(num_frames, rate), options={"max_frames": 3})
+    request, counted = await served_and_counted(load_prompt_builder(str(tmp_path)), ref)
+    (item,) = request.items
+
+    assert counted.token_ids == request.token_ids
+    assert item.num_embeds == sum(span.length for span in request.spans) == counted.media_tokens["video"]
+    assert len(item.features["pixel_values"]) == len(request.spans)

@@ -20,7 +20,7 @@ from triptych.core.prepared import EncoderItem, PreparedRequest, Span
 from triptych.core.sampling import SamplingParams
 from triptych.transfer.shared_memory import DTYPES, Placed
 
-MIN_SHARED_BYTES = 256 * 1024  # below this, a frame costs no more than a slot and its release
+MIN_SHARED_BYTES = 4 * 2**20  # below this, a frame costs no more than a slot and its release (bench/handover.py)
 
 Place = Callable[[np.ndarray], Placed | None]
 Open = Callable[[Placed, str, tuple[int, ...]], np.ndarray]
