@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from types import TracebackType
+from typing import Any
 
 from starlette.requests import Request
 
@@ -93,6 +94,19 @@ class Call:
         if timeout_s is not None:
             self.deadline_s = min(self.deadline_s, self.clock.started_s + timeout_s)
         self.timeout.reschedule(asyncio.get_running_loop().time() + max(0.0, self.deadline_s - self.now_s()))
+
+    def asker(self, *, index: int = 0, cache_salt: str | None = None, priority: int | None = None) -> dict[str, Any]:
+        """What every prompt of this request is prepared with. `index` counts the prompts: the first has the request's
+        own id and clock."""
+        return dict(
+            tenant=self.tenant.name,
+            request_id=self.request_id if index == 0 else f"{self.request_id}-p{index}",
+            arrival_s=self.clock.started_s,
+            clock=self.clock if index == 0 else StageClock(self.now_s()),
+            cache_salt=cache_salt or "",
+            deadline_s=self.deadline_s,
+            priority=priority or 0,
+        )
 
     def select(self, model: str | None) -> Served:
         served = self.front.select(model)

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.prepared import PreparedRequest
-from triptych.core.stages import StageClock
 from triptych.http.call import Call
 from triptych.http.chat import nth
 from triptych.http.choice import Choice, Piece, merged, settled_first
@@ -115,13 +114,7 @@ async def _prompt(
     return await served.prompts.prepare_completion(
         prompt,
         sampling=sampling_params(body, max_tokens, body.logprobs),
-        tenant=call.tenant.name,
-        request_id=call.request_id if index == 0 else f"{call.request_id}-p{index}",
-        arrival_s=call.clock.started_s,
-        clock=call.clock if index == 0 else StageClock(call.now_s()),
-        cache_salt=body.cache_salt or "",
-        deadline_s=call.deadline_s,
-        priority=body.priority or 0,
+        **call.asker(index=index, cache_salt=body.cache_salt, priority=body.priority),
     )
 
 

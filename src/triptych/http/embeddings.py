@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from starlette.types import ASGIApp
 from triptych.core.errors import InvalidRequest, UnsupportedMedia
 from triptych.core.prepared import PreparedRequest
 from triptych.core.sampling import SamplingParams
-from triptych.core.stages import StageClock
 from triptych.http.call import Call
 from triptych.http.completions import prompt_list
 from triptych.http.messages import to_messages
@@ -62,36 +60,23 @@ async def _prompts(call: Call, body: EmbeddingRequest, served: Served) -> list[P
         request = await served.prompts.prepare_completion(
             text,
             sampling=_SAMPLING,
-            tenant=call.tenant.name,
-            request_id=f"{call.request_id}-{index}",
-            arrival_s=call.clock.started_s,
-            clock=call.clock if index == 0 else StageClock(call.now_s()),
-            cache_salt="",
-            deadline_s=call.deadline_s,
-            priority=0,
+            **call.asker(index=index),
         )
         found.append(request)
     return found
 
 
 async def _chat_prompt(call: Call, body: EmbeddingRequest, served: Served) -> PreparedRequest:
-    request = await served.prompts.prepare_chat(
+    return await served.prompts.prepare_chat(
         to_messages(body.messages or [], call.front.config.http),
         tools=None,
         sampling=_SAMPLING,
         media=call.media,
         tier=call.tier,
-        tenant=call.tenant.name,
-        request_id=call.request_id,
-        arrival_s=call.clock.started_s,
-        clock=call.clock,
-        cache_salt="",
-        deadline_s=call.deadline_s,
-        priority=0,
+        **call.asker(),
         template_options={},
         add_generation_prompt=False,
     )
-    return replace(request, request_id=call.request_id)
 
 
 def _cut(vector: np.ndarray, dimensions: int | None) -> np.ndarray:

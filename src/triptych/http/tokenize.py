@@ -28,13 +28,7 @@ async def tokenize(call: Call) -> ASGIApp:
         prepared = await served.prompts.prepare_completion(
             body.prompt or "",
             sampling=SamplingParams(max_tokens=1),
-            tenant=call.tenant.name,
-            request_id=call.request_id,
-            arrival_s=call.clock.started_s,
-            clock=call.clock,
-            cache_salt="",
-            deadline_s=call.deadline_s,
-            priority=0,
+            **call.asker(),
         )
         answer |= {"count": len(prepared.token_ids), "tokens": prepared.token_ids, "media_tokens": {}}
     else:

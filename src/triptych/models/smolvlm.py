@@ -80,7 +80,7 @@ class Layout(idefics3.Layout):
     def _frame(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """[H, W, 3] to one tile, by way of the longest edge as the stock processor does it."""
         height_px, width_px = _resize_output_size_rescale_to_max_len(
-            *pixels.shape[:2], max_len=self.clips.longest_edge_px
+            pixels.shape[0], pixels.shape[1], max_len=self.clips.longest_edge_px
         )
         resample = self.image_processor.resample
         return resized(resized(pixels, height_px, width_px, resample), self.tile_px, self.tile_px, resample)
