@@ -4,13 +4,17 @@ import asyncio
 import base64
 import os
 import threading
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import pytest
 from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from tests.media.made import RED, film, photo, saved, tone, wav
+from tests.media.memory import MemoryBound
 from tests.media.servers import answering, loopback_config, response, server
 from triptych.core.config import MediaConfig, SourcePolicy, Tier
 from triptych.core.errors import (
@@ -25,6 +29,7 @@ from triptych.core.errors import (
     UnsupportedMedia,
 )
 from triptych.core.media import DecodeSpec, MediaRef, Modality
+from triptych.media import inline
 from triptych.media import plane as plane_module
 from triptych.media.plane import MediaPlane
 from triptych.metrics.names import sample_for
@@ -190,6 +195,33 @@ async def test_data_urls_in_their_spellings():
         assert {blob.digest for blob in blobs} == {blake3(PNG).digest()}
         (blob,) = await opened(plane, image("data:;base64," + base64.b64encode(large).decode()))
         assert blob.data == large
+
+
+@given(st.text("%0123456789abcdefABCDEFxyz\n~é", max_size=40), st.integers(3, 9))
+def test_percent_signs_are_undone_as_urllib_does_it(text, slice_bytes):
+    """Whole, broken and doubled escapes, wherever a slice ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inline, "SLICE_BYTES", slice_bytes)
+        found = b"".join(inline._unquoted(text))
+    assert found == unquote_to_bytes(text)
+
+
+def test_percent_coded_bomb_takes_little_more_than_itself():
+    """Thirty million bytes of `%41`: an object for each would be gigabytes."""
+    url = "data:," + "%41" * 10_000_000
+    with MemoryBound(80_000_000):
+        assert inline.decode_data_url(url, "max_item_bytes", 2**25) == b"A" * 10_000_000
+
+
+async def test_text_that_is_no_text_is_refused():
+    """Halves of characters, which JSON in careless hands may hold."""
+    async with MediaPlane() as plane:
+        with pytest.raises(InvalidMedia):
+            await opened(plane, image("data:,\ud800"))
+        with pytest.raises(InvalidMedia):
+            await opened(plane, image("data:;base64,\ud800"))
+        with pytest.raises(ForbiddenSource):
+            await opened(plane, image("https://example.com/\ud800"))
 
 
 async def test_local_paths_stay_below_the_root(tmp_path):

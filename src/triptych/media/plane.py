@@ -171,7 +171,7 @@ class MediaPlane:
 
     async def _inline(self, scheme: str, source: str, limit: ByteLimit) -> bytes:
         if scheme == "data":
-            if len(source) <= INLINE_BYTES:
+            if len(source) <= INLINE_BYTES and "%" not in source:
                 return decode_data_url(source, limit.name, limit.max_bytes)
             return await self._pool.run(lambda: decode_data_url(source, limit.name, limit.max_bytes))
         root = self.config.policy.local_root

@@ -20,7 +20,7 @@ from triptych.media.addresses import Address, is_allowed, parse_networks
 DEFAULT_PORTS = {"https": 443, "http": 80}
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029\ufeff]")
+_UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029\ufeff\ud800-\udfff]")
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -101,7 +101,8 @@ class Policy:
     def check_address(self, address: Address, url: Url) -> None:
         """Judge an address that is about to be connected to. Raises ForbiddenSource, which does not name it."""
         if not is_allowed(address, self.networks):
-            raise ForbiddenSource(f"{url.host[:80]!r} is not at a public address; this server fetches from public ones")
+            place = "the address in the URL" if url.address is not None else f"{url.host[:80]!r}"
+            raise ForbiddenSource(f"{place} is not public; this server fetches from public addresses")
 
     def _check_port(self, url: Url) -> None:
         if url.port not in self.ports:
