@@ -102,6 +102,13 @@ def test_sampled_frames_never_pass_the_spec(header, spec):
         assert count * header.num_pixels <= 10**9
 
 
+def test_refusal_shows_its_numbers_in_full():
+    """A byte over 32 MiB looks like one."""
+    error = BudgetExceeded("max_item_bytes", allowed=2**25, requested=2**25 + 1)
+    assert error.message == "max_item_bytes is 33554432, the request has 33554433"
+    assert "60, the request has 60.001" in BudgetExceeded("x", allowed=60.0, requested=60.001).message
+
+
 @given(st.integers(0, 2**31))
 def test_item_limit_is_the_tighter_one(num_request_bytes):
     """The next item may take what is left of the request, and never more than an item may."""

@@ -1,5 +1,7 @@
 """Mutated real files of every format: each is decoded or refused by one of our leaves, never a crash, never a 500."""
 
+import gzip
+
 import numpy as np
 import pillow_heif
 import pytest
@@ -9,9 +11,12 @@ from PIL import Image
 
 from tests.media.decoding import decode
 from tests.media.made import film, photo, rgb16_png, saved, sound, tone, wav
-from triptych.core.config import Tier
-from triptych.core.errors import BudgetExceeded, InvalidRequest
+from tests.media.servers import loopback_policy, response, server
+from triptych.core.config import FetchConfig, Tier
+from triptych.core.errors import BudgetExceeded, ForbiddenSource, InvalidRequest, SourceUnavailable
 from triptych.core.media import DecodeSpec, Modality
+from triptych.media.fetch import ByteLimit, Fetcher
+from triptych.media.policy import Policy
 
 # Pillow warns of broken metadata that it passes over; the picture is served.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")
@@ -110,3 +115,49 @@ def test_mutated_files_at_length(name, seed, count, cut):
     """A long run over every format."""
     modality, data = CORPUS[name]
     check(mutate(data, seed, count, cut), modality)
+
+
+ANSWERS = (
+    response(b"x" * 3000, etag='"1"', content_type="image/png"),
+    response(gzip.compress(b"y" * 3000), content_encoding="gzip"),
+    response(status=302, location="/elsewhere"),
+    response(status=302, location="https://example.com:444/a?b#c"),
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\nworld!\r\n0\r\na: b\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + response(b"z"),
+)
+
+
+async def fetch_mutants(seeds):
+    """Each seed is one server's answer, mutated; what comes back is bytes, or one of our leaves."""
+    random = np.random.default_rng(1)
+    bodies = [mutate(ANSWERS[seed % len(ANSWERS)], seed, int(random.integers(0, 8)), seed % 3) for seed in seeds]
+
+    async def answer(path, headers, writer):
+        writer.write(
+            bodies[int(path[1:])] if path[1:].isdigit() and int(path[1:]) < len(bodies) else response(b"other")
+        )
+        return False
+
+    async with server(answer) as served:
+        fetcher = Fetcher(Policy(loopback_policy(served.port)), FetchConfig(max_retries=0, response_cache_bytes=10**6))
+        try:
+            for i in range(len(bodies)):
+                try:
+                    found = await fetcher.fetch(f"{served.url}/{i}", ByteLimit("max_item_bytes", 5000), max_s=0.3)
+                except (SourceUnavailable, ForbiddenSource, BudgetExceeded, InvalidRequest):
+                    continue
+                assert len(found) <= 5000
+        finally:
+            await fetcher.close()
+
+
+async def test_mutated_answers_of_servers_are_bodies_or_refusals():
+    """Broken heads, lengths, chunks, encodings and locations: never another error, never over the limit."""
+    await fetch_mutants(range(120))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+async def test_mutated_answers_of_servers_at_length():
+    """The same, longer."""
+    await fetch_mutants(range(1000, 4000))

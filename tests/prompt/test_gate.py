@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from triptych.core.clock import MonotonicClock
+from triptych.core.errors import BudgetExceeded, InvalidMedia, Overloaded
 from triptych.core.media import DecodedImage, DecodeSpec, MediaBlob, MediaHeader, Modality
 from triptych.core.stages import StageClock
 from triptych.models.base import ItemSize, ProcessedItem
@@ -113,6 +114,36 @@ async def test_decoding_waits_for_a_slow_processor():
     assert len(done) == 40
     assert 60_000_000 <= most <= 90_000_000
     assert made.stats()["media_decoded_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BudgetExceeded("max_decode_s", allowed=1, requested=2, param="first"),
+        Overloaded("decode_queue of 2 items is full", retry_after_s=7.0, param="first"),
+        InvalidMedia("corrupt", param="first"),
+    ],
+)
+async def test_shared_failure_is_whole_for_each(error):
+    """Two requests wait for one item that fails: each is told of its own field, with all that the error holds."""
+    made = ItemProcessor(SlowLayout(), 10_000, 2, MonotonicClock())
+
+    async def decode(blob, spec):
+        await asyncio.sleep(0.01)
+        raise error
+
+    header = MediaHeader(Modality.IMAGE, "image/png", 1, 4, 4)
+    jobs = [
+        made.process_all([MediaBlob(header, b"x", bytes(32), param)], decode, StageClock(0.0))
+        for param in ("first", "second")
+    ]
+    found = await asyncio.gather(*jobs, return_exceptions=True)
+    made.close()
+
+    assert [each.param for each in found] == ["first", "second"]
+    for each in found:
+        assert type(each) is type(error)
+        assert {**vars(each), "param": None} == {**vars(error), "param": None}
 
 
 def test_room_has_a_least_size():

@@ -82,10 +82,15 @@ class BudgetExceeded(TriptychError):
     code = "budget_exceeded"
 
     def __init__(self, limit: str, *, allowed: float, requested: float, param: str | None = None) -> None:
-        super().__init__(f"{limit} is {allowed:g}, the request has {requested:g}", param=param)
+        super().__init__(f"{limit} is {_shown(allowed)}, the request has {_shown(requested)}", param=param)
         self.limit = limit
         self.allowed = allowed
         self.requested = requested
+
+
+def _shown(value: float) -> str:
+    """Whole numbers in full, so that limit and value can be told apart."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.9g}"
 
 
 class ForbiddenSource(TriptychError):

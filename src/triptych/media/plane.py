@@ -206,9 +206,10 @@ class MediaPlane:
         )
 
 
-def with_param(error: TriptychError, param: str | None) -> TriptychError:
-    """The same error naming a request field. A copy: single flight gives one error object to many."""
-    if param is None or error.param is not None:
+def with_param(error: TriptychError, param: str | None, *, replace: bool = False) -> TriptychError:
+    """The same error naming a request field; with `replace`, also in place of another's. A copy: single flight gives
+    one error object to many."""
+    if param is None or (error.param is not None and not replace):
         return error
     copy = type(error).__new__(type(error))
     copy.args = error.args

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from triptych.cache.lru import ByteLru
 from triptych.cache.single_flight import SingleFlight
 from triptych.core.clock import Clock
-from triptych.core.errors import BudgetExceeded, TriptychError
+from triptych.core.errors import TriptychError
 from triptych.core.media import Decoded, DecodeSpec, MediaBlob
 from triptych.core.stages import Stage, StageClock
 from triptych.media.costs import decoded_bytes
+from triptych.media.plane import with_param
 from triptych.models.base import Layout, ProcessedItem
 from triptych.prompt.gate import ByteGate
 from triptych.prompt.identity import processed_key
@@ -103,10 +104,8 @@ class ItemProcessor:
         if item is None:
             try:
                 item = await self._flights.run(key, lambda: self._fill(key, blob, spec, decode, edge))
-            except BudgetExceeded:
-                raise
-            except TriptychError as error:  # shared with whoever waits for the same item: never written to
-                raise type(error)(error.message, param=blob.param or error.param) from error
+            except TriptychError as error:  # shared with whoever waits for the same item: each names its own field
+                raise with_param(error, blob.param, replace=True) from None
         return Processed(key, item)
 
     async def _fill(self, key: bytes, blob: MediaBlob, spec: DecodeSpec, decode: Decode, edge: _Edge) -> ProcessedItem:
