@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import time
 
 from triptych.core.errors import InvalidMedia
@@ -50,19 +51,19 @@ class PictureFile(io.BytesIO):
 
 class ContainerFile(io.BytesIO):
     """For FFmpeg: its demuxers may search for long without yielding anything. Raises TimeoutError at the first read
-    after MAX_STALL_S in which `guard` has seen nothing new, and then stands at its end. Pauses between frames do not
-    count."""
+    after MAX_STALL_S of this thread's work in which `guard` has seen nothing new, and then stands at its end. Neither
+    pauses between frames nor a busy machine count."""
 
     def __init__(self, data: bytes, guard: DecodeGuard) -> None:
         super().__init__(data)
         self._guard = guard
-        self._num_seen = -1
+        self._place = (-1, 0)  # what was seen by then, and in which thread: a pause may end in another
         self._since_s = 0.0
 
     def read(self, size: int | None = -1, /) -> bytes:
-        now_s = time.monotonic()
-        if self._guard.num_seen != self._num_seen:
-            self._num_seen, self._since_s = self._guard.num_seen, now_s
+        now_s, place = time.thread_time(), (self._guard.num_seen, threading.get_ident())
+        if place != self._place:
+            self._place, self._since_s = place, now_s
         elif now_s - self._since_s > MAX_STALL_S:
             self._since_s = math.inf
             raise TimeoutError("the demuxer yields nothing")
