@@ -21,8 +21,10 @@ from triptych.http.endpoint import Endpoint, Handler
 from triptych.http.front import Front
 from triptych.http.middleware import Arrival, Errors
 from triptych.http.responses import json_response
+from triptych.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from triptych.http.status import error_body
 from triptych.http.tokenize import detokenize, tokenize
+from triptych.http.validate import learn
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
@@ -52,6 +54,7 @@ LOOKS = (
 
 def build_app(front: Front, lifespan: Lifespan | None = None) -> Starlette:
     """`front` holds the models and the media plane; `lifespan` starts and stops them with the server."""
+    learn(ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
     routes = [Route(path, Endpoint(front, name, handler), methods=["POST"]) for path, name, handler in CALLS]
     routes += [
         Route(path, look, methods=["GET"]) for path, look in LOOKS if front.config.http.status_page or path != "/"
