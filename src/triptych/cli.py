@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,8 @@ class Bytes(click.ParamType):
 @click.version_option(package_name="triptych")
 def main() -> None:
     """Serve multimodal models: understand pictures, video and sound; generate pictures and video."""
+    # read when torch is loaded; the threads of encode, steps and decode would spin against one another: docs/log.md
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @main.command()
