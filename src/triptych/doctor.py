@@ -124,7 +124,7 @@ def _dtype(model: ModelConfig, device: torch.device) -> Finding:
 
 def _runner(model: ModelConfig) -> Finding:
     engine = model.engine
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()
     try:
         served = load_served_model(model.path, engine.dtype, engine.device)
         _, choice = accelerate(served, engine.runner)
