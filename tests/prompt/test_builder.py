@@ -7,7 +7,14 @@ import pytest
 from safetensors.numpy import save
 
 from triptych.core.config import Tier
-from triptych.core.errors import BudgetExceeded, EmbeddingsRefused, InvalidMedia, InvalidRequest, PromptRefused
+from triptych.core.errors import (
+    BudgetExceeded,
+    EmbeddingsRefused,
+    InvalidMedia,
+    InvalidRequest,
+    PromptRefused,
+    UnsupportedMedia,
+)
 from triptych.core.media import MediaRef, Modality
 from triptych.core.sampling import SamplingParams
 from triptych.core.stages import Stage, StageClock
@@ -155,7 +162,7 @@ async def test_unknown_option_names_the_field(prepare):
 
 async def test_kind_that_the_model_does_not_take_is_refused(prepare):
     """Sound for a model of pictures."""
-    with pytest.raises(PromptRefused, match="not audio"):
+    with pytest.raises(UnsupportedMedia, match="not audio"):
         await prepare(ask(MediaRef(Modality.AUDIO, "x", param="p")))
 
 

@@ -37,7 +37,7 @@ def make_config() -> Qwen2_5_VLConfig:
         max_position_embeddings=4096,
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 20.0},
+        rope_parameters={"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 100.0},
         bos_token_id=None,
         eos_token_id=SPECIAL_IDS["<|im_end|>"],
         pad_token_id=SPECIAL_IDS["<|endoftext|>"],
@@ -208,6 +208,7 @@ class DenseHeads(nn.Module):
         self.colour = nn.Linear(dim, 4 * num_colours)
         self.char = nn.Linear(dim, 8 * num_chars)
         self.place = nn.Linear(dim, 4)
+        self.tower_place = nn.Linear(dim, 4)
         self.background = nn.Linear(dim, num_backgrounds)
         self.mention_sizes = (MOST_MENTIONED + 1, num_colours, num_shapes - 1, 2)
         self.mention = nn.Linear(dim, sum(self.mention_sizes))
@@ -259,3 +260,7 @@ class DenseHeads(nn.Module):
 
     def place_loss(self, hidden, place):
         return F.mse_loss(self.place(hidden).float(), place)
+
+    def tower_place_loss(self, tokens, place):
+        """The tower has to say where a token lies: the language model's rotary angles hardly tell columns apart."""
+        return F.mse_loss(self.tower_place(tokens).float(), place)

@@ -64,8 +64,10 @@ def answer_logits(model, hidden, batch):
     return logits, torch.from_numpy(batch.ids)[:, 1:][wanted], weights[wanted]
 
 
-def likeness(model, heads, tokens, targets):
-    return heads.word_loss(tokens, model.lm_head.weight, WORDS, *targets[:2])
+def tower_targets(model, heads, tokens, frames, targets):
+    """All that is asked of a merged token itself: what has its centre there, which words that is, where it lies."""
+    words = heads.word_loss(tokens, model.lm_head.weight, WORDS, *targets[:2])
+    return sum(heads.vision_loss(tokens, *targets)) + 2 * words + 5 * heads.tower_place_loss(tokens, places(frames))
 
 
 def mentioned(heads, middle, batch):
@@ -75,19 +77,19 @@ def mentioned(heads, middle, batch):
     return heads.mention_loss(middle[row, token], *truth)
 
 
-def places(batch):
-    gh, gw = batch.frames.shape[2] // 28, batch.frames.shape[3] // 28
+def places(frames):
+    gh, gw = frames.shape[2] // 28, frames.shape[3] // 28
     y, x = torch.meshgrid(torch.arange(gh), torch.arange(gw), indexing="ij")
     place = torch.stack(((x + 0.5) / gw, (y + 0.5) / gh, x / 16, y / 16), -1).view(1, -1, 4)
-    return place.expand(batch.frames.shape[0], -1, -1)
+    return place.expand(frames.shape[0], -1, -1)
 
 
 def losses(model, heads, batch):
     with autocast():
         hidden, tokens, early, middle = forward(model, batch)
         targets = [torch.from_numpy(target) for target in batch.targets]
-        dense = sum(heads.vision_loss(tokens, *targets)) + 2 * likeness(model, heads, tokens, targets)
-        place = heads.place_loss(early, places(batch))
+        dense = tower_targets(model, heads, tokens, batch.frames, targets)
+        place = 10 * heads.place_loss(early, places(batch.frames))
         place = place + MENTION_WEIGHT * mentioned(heads, middle, batch)
         logits, labels, weights = answer_logits(model, hidden, batch)
     nll = F.cross_entropy(logits.float(), labels, reduction="none")
@@ -174,7 +176,7 @@ def tower_loss(model, heads, scenes):
     frames, *targets = map(torch.from_numpy, scenes)
     with autocast():
         tokens = encode(model.model.visual, frames)
-        return sum(heads.vision_loss(tokens, *targets)) + 2 * likeness(model, heads, tokens, targets)
+        return tower_targets(model, heads, tokens, frames, targets)
 
 
 def update(model, heads, optimizers) -> None:
