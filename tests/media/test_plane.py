@@ -432,7 +432,7 @@ async def test_queue_of_the_pool_is_seen_while_it_stands():
     async with MediaPlane(MediaConfig(decode_workers=1)) as plane:
         jobs = [asyncio.create_task(plane._pool.run(lambda: gate.wait(5))) for _ in range(3)]
         async with asyncio.timeout(5):
-            while plane.stats()["media_decode_queue_depth"] < 2:
+            while plane.stats()["media_decode_queue_depth"] < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)  # counted from here: a busy machine may take as long to start the worker
         stats = plane.stats()
