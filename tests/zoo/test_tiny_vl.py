@@ -12,7 +12,7 @@ from triptych.zoo import folder
 from triptych.zoo.reference import Ask, Reference
 
 SEED = 88_000_000  # neither training nor the evaluation draws from it
-LEAST_RIGHT = 0.5  # the committed weights reach more; raise it with better ones
+LEAST_RIGHT = 0.75  # the committed weights reach more; raise it with better ones
 PLAIN = ("count", "color", "shape", "exists", "place", "background")
 
 
@@ -34,11 +34,11 @@ def test_answers_fifty_questions_about_pictures(model):
     while len(pairs) < 50:
         scene = draw_scene(rng, (112, 112))
         pairs += [(Ask(q.text, [scene.image]), q.answer) for q in questions(scene, rng, 1, PLAIN)]
-    assert share_right(model, pairs) >= 0.5
+    assert share_right(model, pairs) >= LEAST_RIGHT
 
 
 def test_takes_clips_and_two_pictures(model):
-    """Clips and pairs go through the same folder; it is not yet trained on them, so no answer is judged."""
+    """Clips and pairs go through the same folder; few answers about them are right yet, so none is judged."""
     clip = draw_clip(SEED, (112, 112), 5)
     grid = model.inputs([Ask("What moves?", clip=clip.frames)])["video_grid_thw"]
     assert grid.tolist() == [[3, 8, 8]]
