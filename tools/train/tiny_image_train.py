@@ -1,6 +1,6 @@
 """Trains tiny-image's text encoder and denoiser on cached latents, or goes on from the last checkpoint.
 
-    python tools/train/tiny_image_train.py --out DIR --until 19:35
+    python tools/train/tiny_image_train.py --out DIR --minutes 120
 
 Flow matching: the target is noise minus latent. A middle layer is also asked which colour and shape each place will
 show, which brings prompt and picture together far sooner. Weights are float32, passes run on a copy in the number
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import datetime
 import random
 import time
 from pathlib import Path
@@ -143,16 +142,10 @@ def judge(model: Model, tokenizer, vae: AutoencoderKL, max_objects: int) -> str:
     return ", ".join(f"{name} {np.mean([getattr(v, name) for v in verdicts]):.2f}" for name in aspects)
 
 
-def seconds_left(until: str) -> float:
-    hour, minute = map(int, until.split(":"))
-    now = datetime.datetime.now()
-    return (now.replace(hour=hour, minute=minute, second=0) - now).total_seconds()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--until", required=True, help="local time HH:MM at which to stop")
+    parser.add_argument("--minutes", type=float, required=True, help="time to train for")
     parser.add_argument("--decay-minutes", type=float, default=15)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--max-objects", type=int, default=5, help="crowded pictures are left out, at first")
@@ -173,7 +166,7 @@ def loop(args, trainee: Trainee, tokenizer) -> None:
     sizes, counts = list(buckets), [len(bucket) for bucket in buckets.values()]
     rng, seen, start, first = random.Random(trainee.step), [], time.time(), trainee.step
     torch.manual_seed(trainee.step + 1)
-    while (left_s := seconds_left(args.until)) > 0:
+    while (left_s := start + 60 * args.minutes - time.time()) > 0:
         size_px = rng.choices(sizes, counts)[0]
         num = max(1, BATCH_TOKENS * 64 // (size_px[0] * size_px[1]))
         error, aux = losses(trainee.working, tokenizer, buckets[size_px].draw(rng, num))

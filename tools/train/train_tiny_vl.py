@@ -1,15 +1,14 @@
 """Trains tiny-vl from a tower checkpoint, or goes on from its own last one.
 
-    python tools/train/train_tiny_vl.py --out DIR --until 19:35
+    python tools/train/train_tiny_vl.py --out DIR --minutes 120
 
 `DIR/last.pt` is written every few minutes, so that the run may be stopped and started with other data at any time. The
-rate is flat, then falls linearly over the last `--decay-minutes` before `--until`.
+rate is flat, then falls linearly over the last `--decay-minutes` of `--minutes`.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import multiprocessing as mp
 import random
 import time
@@ -124,18 +123,12 @@ def save(path: Path, **state) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--until", required=True, help="local time HH:MM at which to stop")
+    parser.add_argument("--minutes", type=float, required=True, help="time to train for")
     parser.add_argument("--decay-minutes", type=float, default=35)
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--faces", nargs="*", default=(), help="further TrueType files to write words with")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
-
-
-def seconds_left(until: str) -> float:
-    hour, minute = map(int, until.split(":"))
-    now = datetime.datetime.now()
-    return (now.replace(hour=hour, minute=minute, second=0) - now).total_seconds()
 
 
 def load_state(out: Path, model) -> dict:
@@ -188,7 +181,7 @@ def update(model, heads, optimizers) -> None:
 
 def loop(args, model, heads, optimizers, mean, step, queue) -> None:
     batches, judge, seen, start, first = held_out(Words(FOLDER)), make_model(), [], time.time(), step
-    while (left_s := seconds_left(args.until)) > 0:
+    while (left_s := start + 60 * args.minutes - time.time()) > 0:
         if step % 5 == 0:
             torch.set_num_threads(choose_threads(args.threads))
         rate = args.lr * min(1.0, (step + 1) / 50, left_s / 60 / args.decay_minutes + 0.01)
