@@ -207,7 +207,7 @@ async def test_live_media_bytes_are_bounded():
 
     codes = [results[r.request_id][1].error_code for r in requests]
     assert codes == [None, None, "overloaded", "overloaded"]
-    assert stats["media_bytes"] == 0
+    assert stats["live_media_bytes"] == 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

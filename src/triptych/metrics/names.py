@@ -93,6 +93,10 @@ STATE_METRICS = (
     Metric("kv_blocks_used", Kind.GAUGE, "blocks", "KV blocks referenced by a request", ("model",)),
     Metric("kv_blocks_total", Kind.GAUGE, "blocks", "KV blocks there are", ("model",)),
     Metric("kv_bytes_total", Kind.GAUGE, "bytes", "memory of the KV cache", ("model",)),
+    Metric("encoder_held_bytes", Kind.GAUGE, "bytes", "embeddings that requests reference or wait for", ("model",)),
+    Metric(
+        "live_media_bytes", Kind.GAUGE, "bytes", "processor outputs of all live requests, in the engine", ("model",)
+    ),
     Metric("decode_workers_busy", Kind.GAUGE, "workers", "media decode workers at work", ("model",)),
     Metric("decode_workers", Kind.GAUGE, "workers", "media decode workers there are", ("model",)),
     Metric("media_decode_busy_ms", Kind.COUNTER, "ms", "time the decode workers were at work", ("model",)),

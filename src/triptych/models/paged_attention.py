@@ -47,6 +47,10 @@ class PagedKv:
         self.keys = [pool(spec) for spec in specs]
         self.values = [pool(spec) for spec in specs]
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(pool.nbytes for pool in (*self.keys, *self.values))
+
     @staticmethod
     def block_bytes(specs: Sequence[KvSpec], block_size_tokens: int, dtype: torch.dtype) -> int:
         """Bytes of one block over all layers, keys and values."""

@@ -23,6 +23,8 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         self.num_hit_tokens = 0
         self.num_queried_tokens = 0
+        self.num_hits = 0  # blocks found by their hash
+        self.num_misses = 0  # full blocks of a prompt that had to be computed
         self.num_evictions = 0
 
     @property
@@ -101,6 +103,7 @@ class BlockPool:
 
     def reset_counters(self) -> None:
         self.num_hit_tokens = self.num_queried_tokens = self.num_evictions = 0
+        self.num_hits = self.num_misses = 0
 
     def _forget(self, block: int) -> bool:
         name = self._hash_of.pop(block, None)

@@ -23,6 +23,7 @@ from triptych.understand.sampler import Sampled, SamplingState, sample
 from triptych.understand.schedule.rows import Row
 from triptych.understand.schedule.scheduler import Scheduler
 from triptych.understand.sequence import Sequence
+from triptych.understand.stats import encoder_stats, prefix_stats
 
 
 class EngineCore:
@@ -52,6 +53,8 @@ class EngineCore:
         self._emit = emit
         self._sequences: dict[str, Sequence] = {}
         self._sampling: dict[str, SamplingState] = {}
+        self._num_steps = 0
+        self._busy_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -120,6 +123,8 @@ class EngineCore:
         if rows:
             self._settle(rows, self._run(rows))
         self._runner.drop(self._scheduler.cache.take_dropped())
+        self._num_steps += 1
+        self._busy_s += self._clock.now_s() - now_s
 
     def _expire(self, now_s: float) -> None:
         for seq in list(self._sequences.values()):
@@ -270,27 +275,19 @@ class EngineCore:
         self._pace.reset()
 
     def stats(self) -> dict[str, float]:
-        pool, cache = self._scheduler.pool, self._scheduler.cache
+        """Gauges and counters, by the names that `metrics.names.sample_for` knows."""
+        scheduler = self._scheduler
         return {
-            "num_waiting": len(self._scheduler.waiting),
-            "num_running": len(self._scheduler.running),
-            "num_waiting_items": len(self._scheduler.waiting_items),
-            "media_bytes": self._num_media_bytes,
-            "num_preemptions": self._scheduler.num_preemptions,
-            "kv_blocks_used": pool.num_used,
-            "kv_blocks": pool.num_blocks,
-            "prefix_cache_entries": pool.num_cached,
-            "prefix_cache_hit_tokens": pool.num_hit_tokens,
-            "prefix_cache_queried_tokens": pool.num_queried_tokens,
-            "prefix_cache_evictions": pool.num_evictions,
-            "prefix_cache_saved_ms": pool.num_hit_tokens * self._pace.prefill_ms_per_token,
-            "encoder_cache_bytes": cache.num_bytes,
-            "encoder_cache_capacity_bytes": cache.capacity_bytes,
-            "encoder_cache_entries": len(cache),
-            "encoder_cache_hits": cache.num_hits,
-            "encoder_cache_misses": cache.num_misses,
-            "encoder_cache_evictions": cache.num_evictions,
-            "encoder_cache_saved_ms": cache.saved_ms,
+            "num_waiting": len(scheduler.waiting),
+            "num_running": len(scheduler.running),
+            "num_waiting_items": len(scheduler.waiting_items),
+            "live_media_bytes": self._num_media_bytes,
+            "engine_steps": self._num_steps,
+            "engine_busy_ms": self._busy_s * 1e3,
+            "num_preemptions": scheduler.num_preemptions,
+            **self._runner.stats(),
+            **prefix_stats(scheduler.pool, self._runner.block_bytes, self._pace.prefill_ms_per_token),
+            **encoder_stats(scheduler.cache),
         }
 
 

@@ -37,6 +37,11 @@ class EncoderCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def num_held_bytes(self) -> int:
+        """Reserved for encodes to come, or referenced by a request: what cannot be reclaimed now."""
+        return self.num_bytes - self.num_idle_bytes
+
     def has(self, key: bytes) -> bool:
         """Ready or in flight."""
         entry = self._entries.get(key)
@@ -52,8 +57,7 @@ class EncoderCache:
 
     def can_reserve(self, key: bytes, num_bytes: int) -> bool:
         """False also while a flushed entry of this key is still in flight."""
-        held_bytes = self.num_bytes - self.num_idle_bytes
-        return key not in self._entries and held_bytes + num_bytes <= self.capacity_bytes
+        return key not in self._entries and self.num_held_bytes + num_bytes <= self.capacity_bytes
 
     def reserve(self, key: bytes, num_bytes: int, request_id: str) -> None:
         """Make room and hold it for an encode to come. Undone by `release`, or by `drop` where the encode fails."""

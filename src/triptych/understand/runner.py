@@ -11,6 +11,7 @@ from triptych.core.errors import ModelFault
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ServedModel
 from triptych.models.paged_attention import PagedKv, SequenceStep, build_batch
+from triptych.understand.memory import device_memory_bytes
 from triptych.understand.schedule.encode import EncodeJob
 from triptych.understand.schedule.rows import Row
 
@@ -57,6 +58,20 @@ class Runner:
     def drop(self, keys: list[bytes]) -> None:
         for key in keys:
             self._embeddings.pop(key, None)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one KV block, over all layers."""
+        return self._kv.num_bytes // self._kv.num_blocks
+
+    def stats(self) -> dict[str, float]:
+        """Memory, in bytes, by the names of the metrics table."""
+        used, total = device_memory_bytes(self._served.device)
+        return {
+            "kv_bytes_total": self._kv.num_bytes,
+            "device_memory_used_bytes": used,
+            "device_memory_total_bytes": total,
+        }
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, D] -> [N, V] float32."""

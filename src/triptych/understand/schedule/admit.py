@@ -89,6 +89,8 @@ def try_start(seq: Sequence, pool: BlockPool, *, whole_spans: bool) -> bool:
     seq.num_registered_blocks = len(shared)
     pool.num_queried_tokens += len(seq.tokens)
     pool.num_hit_tokens += seq.num_computed
+    pool.num_hits += len(shared)
+    pool.num_misses += max_shared - len(shared)
     return True
 
 
