@@ -5,13 +5,13 @@ Owns the paged pools and the embeddings' tensors; what may live in them is decid
 
 from __future__ import annotations
 
+import psutil
 import torch
 
 from triptych.core.errors import ModelFault
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ServedModel
 from triptych.models.paged_attention import PagedKv, SequenceStep, build_batch
-from triptych.understand.memory import device_memory_bytes
 from triptych.understand.schedule.encode import EncodeJob
 from triptych.understand.schedule.rows import Row
 
@@ -117,6 +117,13 @@ class Runner:
         if not slices:
             return None, None
         return torch.cat(places).to(self._served.device), torch.cat(slices)
+
+
+def device_memory_bytes(device: torch.device) -> tuple[int, int]:
+    """(used by this engine, in all): on a GPU what torch's allocator holds, on a CPU the process' resident set."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
+    return psutil.Process().memory_info().rss, psutil.virtual_memory().total
 
 
 def _sequence_step(row: Row) -> SequenceStep:
