@@ -40,17 +40,30 @@ __all__ = [
 
 
 class DrawnMedia:
-    """Stands for the media plane: a source `WxH#seed` is a picture of that size. Counts what is asked of it."""
+    """Stands for the media plane: a source `WxH#seed` is a picture of that size, there at once unless `late` names an
+    event to wait for. Counts what is asked of it."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.num_decoded = 0
+        self.num_opened = 0
+        self.decoding = asyncio.Event()
+        self.late: dict[str, asyncio.Event] = {}
         self.fails_on: str | None = None
         self.error: Exception | None = None
 
-    async def open(self, refs, *, tier, tenant):
+    async def open(self, refs, *, tier, tenant, on_open=None):
         self.clock.advance(0.5)
-        return [self._blob(ref) for ref in refs]
+        return await asyncio.gather(*(self._open(index, ref, on_open) for index, ref in enumerate(refs)))
+
+    async def _open(self, index, ref, on_open) -> MediaBlob:
+        if ref.source in self.late:
+            await self.late[ref.source].wait()
+        blob = self._blob(ref)
+        if on_open is not None:
+            on_open(index, blob)
+        self.num_opened += 1
+        return blob
 
     def _blob(self, ref: MediaRef) -> MediaBlob:
         size = str(ref.source).partition("#")[0]
@@ -61,6 +74,7 @@ class DrawnMedia:
 
     async def decode(self, blob, spec, *, tier):
         self.num_decoded += 1
+        self.decoding.set()
         await asyncio.sleep(0.01)
         self.clock.advance(0.25)
         if self.error is not None and blob.data.decode() == self.fails_on:

@@ -236,3 +236,69 @@ async def test_wrong_embeddings_are_refused_by_name(prepare, builder, changes, m
         await prepare(ask(embeds(builder, **changes)))
 
     assert raised.value.param == "messages.0.content.0"
+
+
+async def test_an_item_is_decoded_while_another_downloads(prepare, media):
+    """Nothing waits for the slowest download but what needs it."""
+    media.late = {"60x60#2": asyncio.Event()}
+    request = asyncio.create_task(prepare(ask(picture("60x60#1"), picture("60x60#2"))))
+    await asyncio.wait_for(media.decoding.wait(), 5)
+    assert media.num_opened == 1
+    media.late["60x60#2"].set()
+    prepared = await request
+    assert (media.num_opened, media.num_decoded, len(prepared.items)) == (2, 2, 2)
+    assert prepared.items[0].key != prepared.items[1].key
+
+
+@pytest.mark.parametrize("late", ["60x60#1", "60x60#2"])
+async def test_stages_add_up_however_items_arrive(prepare, media, clock, late):
+    """What was decoded while another item downloaded is part of the download's time: nothing is counted twice."""
+    media.late = {late: asyncio.Event()}
+    stages = StageClock(clock.now_s())
+    request = asyncio.create_task(prepare(ask(picture("60x60#1"), picture("60x60#2")), stage_clock=stages))
+    await media.decoding.wait()
+    await asyncio.sleep(0.05)
+    clock.advance(2.0)
+    media.late[late].set()
+    await request
+    assert stages.total_ms == pytest.approx((clock.now_s() - stages.started_s) * 1e3)
+    assert stages.ms["media_fetch_ms"] == pytest.approx(2750)  # 0.5 to open, 0.25 of a decode, 2.0 of waiting
+    assert stages.ms["media_decode_ms"] == pytest.approx(250)
+
+
+async def test_no_more_is_decoded_than_would_have_fitted(prepare, media):
+    """The items of a request over its tier: those before the limit may have been begun, none after it."""
+    sources = [f"60x60#{i}" for i in range(6)]
+    media.late = {sources[5]: asyncio.Event()}
+    tier = Tier(max_request_visual_tokens=10)  # two pictures of four tokens
+    request = asyncio.create_task(prepare(ask(*map(picture, sources)), tier=tier))
+    await asyncio.sleep(0.1)
+    media.late[sources[5]].set()
+    with pytest.raises(BudgetExceeded) as refused:
+        await request
+    assert (refused.value.allowed, refused.value.requested) == (10, 24)
+    assert media.num_decoded == 2
+
+
+async def test_a_picture_that_fails_ends_the_downloads(prepare, media):
+    """Whoever waits is told at once, and what still downloads is given up."""
+    media.late = {"60x60#2": asyncio.Event()}
+    media.fails_on, media.error = "60x60#1", InvalidMedia("broken", param="messages.0.content.1")
+    with pytest.raises(InvalidMedia, match="broken"):
+        async with asyncio.timeout(5):
+            await prepare(ask(picture("60x60#1"), picture("60x60#2")))
+    assert media.num_opened == 1
+
+
+async def test_a_client_that_leaves_ends_downloads_and_decodes(prepare, media, builder):
+    """Cancelled with one item decoding and another on its way: both end, and no room stays taken."""
+    media.late = {"60x60#2": asyncio.Event()}
+    request = asyncio.create_task(prepare(ask(picture("60x60#1"), picture("60x60#2"))))
+    await media.decoding.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await asyncio.sleep(0.05)
+    assert media.num_opened == 1
+    assert builder.stats()["media_decoded_bytes"] == 0
+    assert len(asyncio.all_tasks()) == 1

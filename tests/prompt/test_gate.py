@@ -10,7 +10,6 @@ import pytest
 from triptych.core.clock import MonotonicClock
 from triptych.core.errors import BudgetExceeded, InvalidMedia, Overloaded
 from triptych.core.media import DecodedImage, DecodeSpec, MediaBlob, MediaHeader, Modality
-from triptych.core.stages import StageClock
 from triptych.models.base import ItemSize, ProcessedItem
 from triptych.prompt.gate import ByteGate
 from triptych.prompt.processing import ItemProcessor
@@ -108,7 +107,7 @@ async def test_decoding_waits_for_a_slow_processor():
 
     header = MediaHeader(Modality.IMAGE, "image/png", 1, 4000, 2500)
     blobs = [MediaBlob(header, b"x", bytes([i]) * 32) for i in range(40)]
-    done = await made.process_all(blobs, decode, StageClock(0.0))
+    done = await asyncio.gather(*(made.process(blob, decode) for blob in blobs))
     made.close()
 
     assert len(done) == 40
@@ -133,10 +132,7 @@ async def test_shared_failure_is_whole_for_each(error):
         raise error
 
     header = MediaHeader(Modality.IMAGE, "image/png", 1, 4, 4)
-    jobs = [
-        made.process_all([MediaBlob(header, b"x", bytes(32), param)], decode, StageClock(0.0))
-        for param in ("first", "second")
-    ]
+    jobs = [made.process(MediaBlob(header, b"x", bytes(32), param), decode) for param in ("first", "second")]
     found = await asyncio.gather(*jobs, return_exceptions=True)
     made.close()
 

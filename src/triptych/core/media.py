@@ -5,6 +5,7 @@ Path: MediaRef (from the body) -> MediaBlob (bytes, header, identity; budget che
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -68,6 +69,9 @@ class MediaBlob:
     param: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     fetch_ms: float = 0.0
+
+
+OnOpen = Callable[[int, MediaBlob], None]  # the item's place in the request, and the item
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.core.config import Tier
-from triptych.core.media import Decoded, DecodeSpec, MediaBlob, MediaRef
+from triptych.core.media import Decoded, DecodeSpec, MediaBlob, MediaRef, OnOpen
 from triptych.http.seams import Media
 from triptych.metrics.cost import MediaCost
 
@@ -19,8 +19,10 @@ class MeteredMedia:
         self.num_opened = 0
         self.num_decoded = 0
 
-    async def open(self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str) -> list[MediaBlob]:
-        blobs = await self._media.open(refs, tier=tier, tenant=tenant)
+    async def open(
+        self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str, on_open: OnOpen | None = None
+    ) -> list[MediaBlob]:
+        blobs = await self._media.open(refs, tier=tier, tenant=tenant, on_open=on_open)
         self.num_opened += len(blobs)
         for blob in blobs:
             self._cost.add(blob.header)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from triptych.core.config import Tier
 from triptych.core.events import Event
-from triptych.core.media import Decoded, DecodeSpec, MediaBlob, MediaRef
+from triptych.core.media import Decoded, DecodeSpec, MediaBlob, MediaRef, OnOpen
 from triptych.core.prepared import PreparedRequest
 from triptych.core.sampling import SamplingParams
 from triptych.core.stages import StageClock
@@ -38,7 +38,9 @@ class EngineHandle(Protocol):
 
 
 class Media(Protocol):
-    async def open(self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str) -> list[MediaBlob]: ...
+    async def open(
+        self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str, on_open: OnOpen | None = None
+    ) -> list[MediaBlob]: ...
 
     async def decode(self, blob: MediaBlob, spec: DecodeSpec, *, tier: Tier) -> Decoded: ...
 

@@ -1,4 +1,4 @@
-"""One call of `MediaPlane.open`: its items side by side, and the bytes that all of them have taken so far."""
+"""One call of `MediaPlane.open`: its items side by side, and what all of them have taken of the budget so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from triptych.core.config import Tier
 from triptych.core.errors import BudgetExceeded
-from triptych.media.budget import check_limit
+from triptych.core.media import MediaHeader
+from triptych.media.budget import check_limit, check_request
 
 T = TypeVar("T")
 
@@ -20,6 +21,7 @@ class OpenRequest:
         self.tier = tier
         self.tenant = tenant
         self.num_bytes = 0
+        self._headers: list[MediaHeader] = []
         self._refusal: BudgetExceeded | None = None
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -27,6 +29,11 @@ class OpenRequest:
         """Raises BudgetExceeded (`max_request_media_bytes`)."""
         self.num_bytes += num_bytes
         check_limit(self.tier, "max_request_media_bytes", self.num_bytes)
+
+    def add_header(self, header: MediaHeader) -> None:
+        """One more item is open. Raises BudgetExceeded (`max_request_pixels`)."""
+        self._headers.append(header)
+        check_request(self._headers, self.tier)
 
     def see_bytes(self, num_bytes: int) -> None:
         """Like `add_bytes`, from a download that others may share: ends this request, and not the download."""

@@ -17,7 +17,7 @@ from triptych.cache.single_flight import SingleFlight
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import MediaConfig, Tier
 from triptych.core.errors import ForbiddenSource, InvalidRequest, TriptychError
-from triptych.core.media import Decoded, DecodeSpec, MediaBlob, MediaHeader, MediaRef, Modality
+from triptych.core.media import Decoded, DecodeSpec, MediaBlob, MediaHeader, MediaRef, Modality, OnOpen
 from triptych.media import decode as decoders
 from triptych.media.aliases import Content, MediaAliases
 from triptych.media.budget import (
@@ -25,7 +25,6 @@ from triptych.media.budget import (
     check_counts,
     check_decode,
     check_header,
-    check_request,
     item_bytes_limit,
 )
 from triptych.media.costs import decode_cost_s
@@ -79,18 +78,27 @@ class MediaPlane:
         if self._fetcher is not None:
             await self._fetcher.close()
 
-    async def open(self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str) -> list[MediaBlob]:
+    async def open(
+        self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str, on_open: OnOpen | None = None
+    ) -> list[MediaBlob]:
         """Every item's bytes, header and digest, in order; nothing is decoded yet.
 
-        All items at once; the first failure cancels the others and is raised, its `param` naming the item. Raises
-        ForbiddenSource, SourceUnavailable, SourceTimeout, InvalidMedia, UnsupportedMedia, BudgetExceeded,
-        UnknownMediaId, Conflict, InvalidRequest, Overloaded.
+        All items at once; the first failure cancels the others and is raised, its `param` naming the item. `on_open`
+        is told of each item while the others are still on their way, if the request so far is within its budget; what
+        it raises is a failure of that item. Raises ForbiddenSource, SourceUnavailable, SourceTimeout, InvalidMedia,
+        UnsupportedMedia, BudgetExceeded, UnknownMediaId, Conflict, InvalidRequest, Overloaded.
         """
         check_counts(refs, tier)
         request = OpenRequest(tier, tenant)
-        blobs = await request.run_all([self._open_one(ref, request) for ref in refs])
-        check_request([blob.header for blob in blobs], tier)
-        return blobs
+
+        async def open_one(index: int, ref: MediaRef) -> MediaBlob:
+            blob = await self._open_one(ref, request)
+            request.add_header(blob.header)
+            if on_open is not None:
+                on_open(index, blob)
+            return blob
+
+        return await request.run_all([open_one(*each) for each in enumerate(refs)])
 
     async def decode(self, blob: MediaBlob, spec: DecodeSpec, *, tier: Tier) -> Decoded:
         """Pixels or samples. The same content with the same spec, asked for twice at the same moment, is decoded once:

@@ -1,7 +1,7 @@
 """From messages or text to a `PreparedRequest`: the one object of this room that the door holds.
 
-Refusals come in the order of cost: template, then sources, then sizes from the headers, then pixels. A request too
-long, or over its tier's visual tokens, is refused before anything of it is decoded.
+Refusals come in the order of cost: template, then sources, then sizes from the headers, then pixels. Of a request too
+long, or over its tier's visual tokens, no more is decoded than would have fitted (`intake.py`).
 """
 
 from __future__ import annotations
@@ -9,49 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import Tier
-from triptych.core.errors import BudgetExceeded, PromptRefused, TriptychError
-from triptych.core.media import Decoded, DecodeSpec, MediaBlob, MediaRef, Modality
+from triptych.core.errors import PromptRefused
 from triptych.core.prepared import EncoderItem, PreparedRequest
 from triptych.core.sampling import SamplingParams
 from triptych.core.stages import Stage, StageClock
-from triptych.models.base import Expanded, ItemSize, Layout, ModelInfo
+from triptych.models.base import Expanded, Layout, ModelInfo
 from triptych.models.registry import load_layout, read_model_info
 from triptych.prompt.detokenize import Detokenizer
-from triptych.prompt.identity import embedding_key, prefix_salt
-from triptych.prompt.parts import EmbedsPart, TokenCount
-from triptych.prompt.precomputed import read_part
-from triptych.prompt.processing import MAX_DECODED_BYTES, ItemProcessor, Processed
+from triptych.prompt.identity import prefix_salt
+from triptych.prompt.intake import Item, Media, MediaIntake
+from triptych.prompt.parts import TokenCount
+from triptych.prompt.processing import MAX_DECODED_BYTES, ItemProcessor
 from triptych.prompt.template import ChatTemplate, Rendered
 from triptych.prompt.tools import ToolCallStream, tool_style
 from triptych.prompt.vocabulary import Vocabulary
 
 INLINE_CHARS = 20_000  # longer prompts are rendered and tokenised off the event loop
-
-
-class Media(Protocol):
-    """What is asked of `media.plane.MediaPlane`."""
-
-    async def open(self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str) -> list[MediaBlob]: ...
-
-    async def decode(self, blob: MediaBlob, spec: DecodeSpec, *, tier: Tier) -> Decoded: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One media part after its header is known: fetched media, or embeddings that came with the request."""
-
-    part: MediaRef | EmbedsPart
-    size: ItemSize
-    blob: MediaBlob | None = None
-    ready: EncoderItem | None = None
 
 
 class PromptBuilder:
@@ -81,9 +60,9 @@ class PromptBuilder:
         self.vocabulary = Vocabulary(tokenizer)
         self._max_token_chars = self.vocabulary.max_token_chars  # read here: the first request should not wait for it
         self.tool_style = tool_style(tokenizer.chat_template)
-        self._dtype = dtype
         self._time = time or MonotonicClock()
         self._processor = ItemProcessor(layout, processor_cache_bytes, processor_workers, self._time, max_decoded_bytes)
+        self._intake = MediaIntake(layout, info, dtype, self._processor, self.max_tokens, self._time)
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -143,15 +122,20 @@ class PromptBuilder:
             messages, tools, add_generation_prompt=add_generation_prompt, options=template_options
         )
         clock.close(Stage.REQUEST_PARSE, self._time.now_s())
-        items = await self._open(rendered.parts, media, tier, tenant)
-        self._check_length(self._expand(rendered.token_ids, items))
-        if items:
-            clock.close(Stage.MEDIA_FETCH, self._time.now_s())
-        encoder_items, sizes = await self._process(items, media, tier, tenant, clock)
-        expanded = self._checked(rendered.token_ids, sizes)
+        items: list[Item] = []
+        if rendered.parts:
+            items = await self._intake.make_all(
+                rendered.parts,
+                media,
+                tier,
+                tenant,
+                clock,
+                num_text_tokens=len(rendered.token_ids) - len(rendered.parts),  # each part has one placeholder
+                check=lambda sized: self._checked(rendered.token_ids, sized),
+            )
         return self._request(
-            expanded,
-            encoder_items,
+            self._checked(rendered.token_ids, items),
+            tuple(item.encoder_item for item in items if item.encoder_item is not None),
             sampling=sampling,
             request_id=request_id,
             arrival_s=arrival_s,
@@ -204,11 +188,11 @@ class PromptBuilder:
         rendered = await self._render(
             messages, tools, add_generation_prompt=add_generation_prompt, options=template_options
         )
-        items = await self._open(rendered.parts, media, tier, tenant)
+        items = await self._intake.size_all(rendered.parts, media, tier, tenant)
         expanded = self._expand(rendered.token_ids, items)
         counts: Counter[str] = Counter()
         for item in items:
-            counts[item.part.modality.value] += item.size.num_embeds
+            counts[item.modality.value] += item.size.num_embeds
         return TokenCount(expanded.token_ids, dict(counts))
 
     async def count_text_tokens(self, prompt: str) -> TokenCount:
@@ -249,80 +233,13 @@ class PromptBuilder:
                 f"the prompt has at least {at_least} tokens, the model's context is {self.max_tokens}", param=param
             )
 
-    # media
-
-    async def _open(self, parts: Sequence[MediaRef | EmbedsPart], media: Media, tier: Tier, tenant: str) -> list[_Item]:
-        """Every part with its size, in order; pixels untouched."""
-        shared = self.layout.request_options([part.modality for part in parts])
-        refs = [part for part in parts if isinstance(part, MediaRef)]
-        blobs = iter(await media.open(refs, tier=tier, tenant=tenant) if refs else [])
-        items = []
-        for part in parts:
-            if isinstance(part, EmbedsPart):
-                ready, size = read_part(part, self.layout, self.info, self._dtype, tenant, tier)
-                items.append(_Item(part, size, ready=ready))
-            else:
-                blob = next(blobs)
-                blob = replace(blob, options=shared | blob.options)
-                items.append(_Item(part, self._size(blob), blob=blob))
-        num_visual = sum(item.size.num_embeds for item in items if item.part.modality is not Modality.AUDIO)
-        if num_visual > tier.max_request_visual_tokens:
-            raise BudgetExceeded(
-                "max_request_visual_tokens", allowed=tier.max_request_visual_tokens, requested=num_visual
-            )
-        return items
-
-    def _size(self, blob: MediaBlob) -> ItemSize:
-        try:
-            return self.layout.size(blob.header, blob.options)
-        except TriptychError as error:
-            error.param = error.param or blob.param
-            raise
-
-    async def _process(
-        self, items: Sequence[_Item], media: Media, tier: Tier, tenant: str, clock: StageClock
-    ) -> tuple[tuple[EncoderItem, ...], list[tuple[Modality, ItemSize]]]:
-        """Decode and process all at once. The sizes are the processor's where they differ from the header's promise."""
-        blobs = [item.blob for item in items if item.blob is not None]
-        decode = partial(media.decode, tier=tier)
-        done = iter(await self._processor.process_all(blobs, decode, clock))
-        encoder_items: list[EncoderItem] = []
-        sizes: list[tuple[Modality, ItemSize]] = []
-        for item in items:
-            size = item.size
-            if item.ready is not None:
-                encoder_items.append(item.ready)
-            else:
-                processed = next(done)
-                if processed.item.size.num_embeds != size.num_embeds or processed.item.size.grid != size.grid:
-                    size = processed.item.size
-                encoder_items.append(self._encoder_item(item, processed, tenant))
-            sizes.append((item.part.modality, size))
-        return tuple(encoder_items), sizes
-
-    def _encoder_item(self, item: _Item, processed: Processed, tenant: str) -> EncoderItem:
-        size = processed.item.size
-        return EncoderItem(
-            key=embedding_key(processed.key, self.info.revision, self._dtype, tenant),
-            modality=item.part.modality,
-            num_embeds=size.num_embeds,
-            features=processed.item.features,
-            batch_key=processed.item.batch_key,
-            num_tokens_encoder=size.num_tokens_encoder,
-            cost_flops=size.cost_flops,
-        )
-
     # the request
 
-    def _expand(self, token_ids: list[int], items: Sequence[_Item]) -> Expanded:
-        return self.layout.expand(token_ids, [(item.part.modality, item.size) for item in items])
+    def _expand(self, token_ids: list[int], items: Sequence[Item]) -> Expanded:
+        return self.layout.expand(token_ids, [(item.modality, item.size) for item in items])
 
-    def _checked(self, token_ids: list[int], sizes: Sequence[tuple[Modality, ItemSize]]) -> Expanded:
-        expanded = self.layout.expand(token_ids, sizes)
-        self._check_length(expanded)
-        return expanded
-
-    def _check_length(self, expanded: Expanded) -> None:
+    def _checked(self, token_ids: list[int], items: Sequence[Item]) -> Expanded:
+        expanded = self._expand(token_ids, items)
         num_tokens = len(expanded.token_ids)
         if not num_tokens:
             raise PromptRefused("the prompt is empty")
@@ -330,6 +247,7 @@ class PromptBuilder:
             raise PromptRefused(
                 f"the prompt has {num_tokens} tokens, which leaves no room in the model's context of {self.max_tokens}"
             )
+        return expanded
 
     def _request(
         self, expanded: Expanded, items: tuple[EncoderItem, ...], *, sampling: SamplingParams, **rest: Any

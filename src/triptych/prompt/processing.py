@@ -6,7 +6,7 @@ The same item asked for twice at the same moment is decoded and processed once. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,7 +15,6 @@ from triptych.cache.single_flight import SingleFlight
 from triptych.core.clock import Clock
 from triptych.core.errors import TriptychError
 from triptych.core.media import Decoded, DecodeSpec, MediaBlob
-from triptych.core.stages import Stage, StageClock
 from triptych.media.costs import decoded_bytes
 from triptych.media.plane import with_param
 from triptych.models.base import Layout, ProcessedItem
@@ -35,13 +34,6 @@ class Processed:
     item: ProcessedItem
 
 
-@dataclass(slots=True)
-class _Edge:
-    """When the last decode of a request ended."""
-
-    decoded_s: float = 0.0
-
-
 class ItemProcessor:
     """Owner of one model's processor cache and of the threads that fill it. One event loop.
 
@@ -58,27 +50,6 @@ class ItemProcessor:
         self._gate = ByteGate(max_decoded_bytes)
         self._flights: SingleFlight[bytes, ProcessedItem] = SingleFlight()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="processor")
-
-    async def process_all(self, blobs: Sequence[MediaBlob], decode: Decode, clock: StageClock) -> list[Processed]:
-        """All of a request's media side by side, in order. The first failure cancels the rest and is raised.
-
-        Closes MEDIA_DECODE at the end of the last decode and MM_PROCESSOR at the end of all.
-        """
-        if not blobs:
-            return []
-        edge = _Edge()
-        tasks = [asyncio.ensure_future(self._process(blob, decode, edge)) for blob in blobs]
-        try:
-            done = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        now_s = self._time.now_s()
-        clock.close(Stage.MEDIA_DECODE, min(edge.decoded_s, now_s))
-        clock.close(Stage.MM_PROCESSOR, now_s)
-        return done
 
     def stats(self) -> dict[str, float]:
         return self._cache.stats("processor") | {
@@ -97,23 +68,24 @@ class ItemProcessor:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _process(self, blob: MediaBlob, decode: Decode, edge: _Edge) -> Processed:
+    async def process(self, blob: MediaBlob, decode: Decode) -> Processed:
+        """One item's features, from the cache or made now. Raises what `decode` and the layout raise, naming
+        `blob.param`."""
         spec = self._layout.decode_spec(blob.header, blob.options)
         key = processed_key(blob, spec, self._layout.processor_key)
         item = self._cache.lookup(key)
         if item is None:
             try:
-                item = await self._flights.run(key, lambda: self._fill(key, blob, spec, decode, edge))
+                item = await self._flights.run(key, lambda: self._fill(key, blob, spec, decode))
             except TriptychError as error:  # shared with whoever waits for the same item: each names its own field
                 raise with_param(error, blob.param, replace=True) from None
         return Processed(key, item)
 
-    async def _fill(self, key: bytes, blob: MediaBlob, spec: DecodeSpec, decode: Decode, edge: _Edge) -> ProcessedItem:
+    async def _fill(self, key: bytes, blob: MediaBlob, spec: DecodeSpec, decode: Decode) -> ProcessedItem:
         generation = self._cache.generation
         started_s = self._time.now_s()
         async with self._gate.inside(decoded_bytes(blob.header, spec)):
             decoded = await decode(blob, spec)
-            edge.decoded_s = max(edge.decoded_s, self._time.now_s())
             loop = asyncio.get_running_loop()
             item = await loop.run_in_executor(self._threads, self._layout.process, decoded, blob.options)
             del decoded

@@ -17,7 +17,7 @@ from PIL import Image
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import Tier
 from triptych.core.errors import BudgetExceeded, ForbiddenSource, InvalidMedia, PromptRefused, UnknownMediaId
-from triptych.core.media import Decoded, DecodedImage, DecodeSpec, MediaBlob, MediaHeader, MediaRef
+from triptych.core.media import Decoded, DecodedImage, DecodeSpec, MediaBlob, MediaHeader, MediaRef, OnOpen
 from triptych.core.prepared import EncoderItem, PreparedRequest, Span
 from triptych.core.sampling import SamplingParams
 from triptych.core.stages import Stage, StageClock
@@ -34,10 +34,16 @@ class ToyMedia:
     def __init__(self) -> None:
         self._aliases: dict[tuple[str, str], MediaBlob] = {}
 
-    async def open(self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str) -> list[MediaBlob]:
+    async def open(
+        self, refs: Sequence[MediaRef], *, tier: Tier, tenant: str, on_open: OnOpen | None = None
+    ) -> list[MediaBlob]:
         if len(refs) > tier.max_images:
             raise BudgetExceeded("max_images", allowed=tier.max_images, requested=len(refs))
-        return [self._open(ref, tier, tenant) for ref in refs]
+        blobs = [self._open(ref, tier, tenant) for ref in refs]
+        for each in enumerate(blobs):
+            if on_open is not None:
+                on_open(*each)
+        return blobs
 
     def _open(self, ref: MediaRef, tier: Tier, tenant: str) -> MediaBlob:
         if ref.source is None:
