@@ -1,5 +1,7 @@
 """The scheduler under random requests, budgets and cancels: everything finishes, everything is given back."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,13 +70,20 @@ def make_request(name, parts, max_tokens=4, *, whole=False, arrival_s=0.0):
     )
 
 
-class Driver:
-    """An engine without a model: every sampled token is 7, an encode takes `encode_steps` steps."""
+def withhold(request):
+    """The request as it comes when its sender believes that the engine holds every picture."""
+    return replace(request, items=tuple(replace(item, features=None, is_withheld=True) for item in request.items))
 
-    def __init__(self, scheduler, encode_steps=1):
-        self.scheduler, self.encode_steps = scheduler, encode_steps
+
+class Driver:
+    """An engine without a model: every sampled token is 7, an encode takes `encode_steps` steps, and features that are
+    asked for come `supply_steps` later."""
+
+    def __init__(self, scheduler, encode_steps=1, supply_steps=1):
+        self.scheduler, self.encode_steps, self.supply_steps = scheduler, encode_steps, supply_steps
         self.job, self.job_left, self.now_s = None, 0, 0.0
         self.finished = []
+        self.asked, self.on_the_way = [], []
 
     def submit(self, request):
         self.scheduler.check(request)
@@ -86,7 +95,7 @@ class Driver:
         s = self.scheduler
         self.now_s += 1.0
         s.admit()
-        s.reserve_items(self.now_s)
+        self.supply(s.reserve_items(self.now_s))
         if self.job is None:
             self.job = s.next_job(flops_per_s=1.0, now_s=self.now_s)
             self.job_left = self.encode_steps
@@ -108,6 +117,16 @@ class Driver:
                     self.finished.append(row.seq.request_id)
         s.check_integrity()
         return bool(rows) or self.job is not None
+
+    def supply(self, wanted):
+        self.on_the_way += [(self.now_s + self.supply_steps, *each) for each in wanted.items()]
+        self.asked += [(name, idx) for name, indices in wanted.items() for idx in indices]
+        due = [each for each in self.on_the_way if each[0] <= self.now_s]
+        self.on_the_way = [each for each in self.on_the_way if each[0] > self.now_s]
+        for _, name, indices in due:
+            for seq in [s for s in self.scheduler.running + self.scheduler.waiting if s.request_id == name]:
+                items = {idx: replace(seq.item(idx), features={}, is_withheld=False) for idx in indices}
+                self.scheduler.supply(seq, items)
 
     def check_row(self, row):
         """What is computed has its embeddings, its blocks, and no whole span split."""
@@ -135,9 +154,8 @@ def workloads(draw):
             (p[0], sizes.setdefault(p[0], p[1])) if isinstance(p, tuple) else p for p in draw(prompts)
         ]  # one content has one size
         cancel_after = draw(st.one_of(st.none(), st.integers(0, 12)))
-        out.append(
-            (make_request(f"r{i}", parts, draw(st.integers(1, 9)), whole=whole, arrival_s=float(i)), cancel_after)
-        )
+        request = make_request(f"r{i}", parts, draw(st.integers(1, 9)), whole=whole, arrival_s=float(i))
+        out.append((withhold(request) if draw(st.booleans()) else request, cancel_after))
     return out
 
 
@@ -149,10 +167,14 @@ def workloads(draw):
     st.integers(12, 20),
     st.integers(1, 4),
     st.integers(1, 3),
+    st.integers(1, 5),
 )
-def test_every_request_that_fits_alone_finishes(work, num_blocks, capacity, step_tokens, max_running, encode_steps):
-    """No two requests that fit alone ever block each other, and all that was reserved is released."""
-    driver = Driver(make_scheduler(num_blocks, capacity, step_tokens, max_running), encode_steps)
+def test_every_request_that_fits_alone_finishes(
+    work, num_blocks, capacity, step_tokens, max_running, encode_steps, supply_steps
+):
+    """No two requests that fit alone ever block each other, and all that was reserved is released; whether features
+    come at once, or late, because their sender was wrong about what is held here."""
+    driver = Driver(make_scheduler(num_blocks, capacity, step_tokens, max_running), encode_steps, supply_steps)
     accepted = {}
     for request, cancel_after in work:
         try:
@@ -172,6 +194,7 @@ def test_every_request_that_fits_alone_finishes(work, num_blocks, capacity, step
     assert set(accepted) - cancelled == set(driver.finished) - cancelled
     assert driver.scheduler.pool.num_used == 0
     assert not driver.scheduler.waiting_items or driver.job is not None
+    assert len(driver.asked) == len(set(driver.asked))  # nothing is asked for twice
 
 
 def test_item_larger_than_the_cache_is_refused_at_the_door():
@@ -254,3 +277,26 @@ def test_preempted_sequence_resumes_and_the_oldest_never_is():
 
     assert (a.num_preemptions, b.num_preemptions > 0) == (0, True)
     assert sorted(driver.finished) == ["a", "b"]
+
+
+def test_what_is_held_is_not_asked_for():
+    """A withheld picture whose embeddings are there, or whose tokens are in the prefix cache, is served without its
+    features; one that was dropped is asked for once, with all others that are missing, and encoded."""
+    driver = Driver(make_scheduler(num_blocks=32, capacity_bytes=12))
+    run = []
+    for name, parts, forget in (
+        ("first", [4, (0, 4), 4, (1, 4), 1], ()),
+        ("held", [1, (0, 4), 4, (1, 4), 1], ()),
+        ("cached", [4, (0, 4), 4, (1, 4), 1], ("encoder",)),
+        ("dropped", [2, (0, 4), 4, (1, 4), 1], ("encoder",)),
+    ):
+        if forget:
+            driver.scheduler.cache.flush()
+        request = make_request(name, parts)
+        run.append(driver.submit(request if name == "first" else withhold(request)))
+        while driver.scheduler.has_work:
+            driver.step()
+
+    assert driver.finished == ["first", "held", "cached", "dropped"]
+    assert driver.asked == [("dropped", 0), ("dropped", 1)]
+    assert [seq.encoder_misses for seq in run] == [2, 0, 0, 2]

@@ -6,7 +6,6 @@ It ends when told to, or when stdin closes: the front is gone then. A failure wh
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -21,16 +20,14 @@ import transformers
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import ModelConfig
 from triptych.core.errors import InvalidRequest, TriptychError
-from triptych.core.events import Event
+from triptych.core.events import EngineEvent
 from triptych.models.base import ServedModel
-from triptych.models.native import accelerate
-from triptych.models.registry import find_folder, load_served_model
+from triptych.models.facts import load_with_facts
+from triptych.models.registry import find_folder
 from triptych.understand.build import build_core
 from triptych.understand.core import EngineCore
 from triptych.understand.grammar import GrammarCompiler
 from triptych.understand.remote import serve_engine
-
-LOGGER = logging.getLogger("triptych.cluster")
 
 
 class LoadFailure(msgspec.Struct):
@@ -61,16 +58,11 @@ def main(address: str, shared_fd: str | None = None) -> int:
 
 def load(config: ModelConfig) -> ServedModel:
     transformers.utils.logging.disable_progress_bar()  # a log is no terminal
-    served = load_served_model(config.path, config.engine.dtype, config.engine.device)
-    served, choice = accelerate(served, config.engine.runner)
-    LOGGER.info(
-        "%s: language %s (%s), tower %s (%s)",
-        config.name or config.path, choice.runner, choice.reason, choice.tower, choice.tower_reason,
-    )  # fmt: skip
-    return served
+    engine = config.engine
+    return load_with_facts(config.path, dtype=engine.dtype, device=engine.device, runner=engine.runner)
 
 
-def core_builder(served: ServedModel, config: ModelConfig) -> Callable[[Callable[[Event], None]], EngineCore]:
+def core_builder(served: ServedModel, config: ModelConfig) -> Callable[[Callable[[EngineEvent], None]], EngineCore]:
     def grammar() -> GrammarCompiler:
         tokenizer = load_tokenizer(config)
         # a tokenizer may know more tokens than the model's head; what the head lacks is cut from the mask

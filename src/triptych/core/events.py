@@ -66,3 +66,19 @@ class EmbeddingEvent(msgspec.Struct, frozen=True, tag="embedding"):
 
 
 Event = TokenEvent | EmbeddingEvent | FinalEvent
+
+
+class FeaturesWanted(msgspec.Struct, frozen=True, tag="wanted"):
+    """From an engine in another process: these items of the request came without features, and it needs them."""
+
+    request_id: str
+    item_indices: list[int]
+
+
+class EmbeddingsDropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """The encoder cache holds these no longer."""
+
+    keys: list[bytes]
+
+
+EngineEvent = Event | FeaturesWanted | EmbeddingsDropped

@@ -20,8 +20,10 @@ class EncoderItem:
 
     `key` is the embedding's full identity (U8): content, decode and processor parameters, model and encoder revision,
     dtype, tenant. `features` are the processor's outputs, or None when they are precomputed embeddings
-    (`embeds` [num_embeds, D] float32). Items of one `batch_key` may be encoded in one call. `cost_flops` is an
-    estimate, for ordering and budgets; `num_tokens_encoder` counts the encoder's own tokens (patches).
+    (`embeds` [num_embeds, D] float32). Both are None where `is_withheld`: the engine is believed to hold the
+    embeddings, and asks for the features if it does not. Items of one `batch_key` may be encoded in one call.
+    `cost_flops` is an estimate, for ordering and budgets; `num_tokens_encoder` counts the encoder's own tokens
+    (patches).
     """
 
     key: bytes
@@ -32,6 +34,13 @@ class EncoderItem:
     batch_key: str = ""
     num_tokens_encoder: int = 0
     cost_flops: float = 0.0
+    is_withheld: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Host bytes of the arrays."""
+        arrays = (*(self.features or {}).values(), self.embeds)
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +86,4 @@ class PreparedRequest:
     @property
     def num_media_bytes(self) -> int:
         """Host bytes of the processor's outputs that this request carries."""
-        arrays = [array for item in self.items for array in (*(item.features or {}).values(), item.embeds)]
-        return sum(array.nbytes for array in arrays if array is not None)
+        return sum(item.num_bytes for item in self.items)

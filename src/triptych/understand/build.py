@@ -7,7 +7,7 @@ from collections.abc import Callable
 from triptych.core.clock import Clock
 from triptych.core.config import EngineConfig
 from triptych.core.errors import InvalidRequest
-from triptych.core.events import Event
+from triptych.core.events import EngineEvent
 from triptych.models.base import ServedModel
 from triptych.models.paged_attention import PagedKv
 from triptych.understand.blocks import BlockPool
@@ -28,7 +28,7 @@ def build_core(
     *,
     grammar: Callable[[], GrammarCompiler],
     clock: Clock,
-    emit: Callable[[Event], None],
+    emit: Callable[[EngineEvent], None],
 ) -> EngineCore:
     """`grammar` is called once, when the first request with a grammar comes."""
     limits = scheduler_limits(served, config)

@@ -6,14 +6,22 @@ receive (submit, cancel) -> admit -> reserve -> encode a slice -> plan rows -> r
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from triptych.core.clock import Clock
 from triptych.core.errors import DeadlineExceeded, InvalidRequest, ModelFault, Overloaded, TriptychError
-from triptych.core.events import EmbeddingEvent, Event, FinalEvent, FinishReason, TokenEvent
-from triptych.core.prepared import PreparedRequest
+from triptych.core.events import (
+    EmbeddingEvent,
+    EmbeddingsDropped,
+    EngineEvent,
+    FeaturesWanted,
+    FinalEvent,
+    FinishReason,
+    TokenEvent,
+)
+from triptych.core.prepared import EncoderItem, PreparedRequest
 from triptych.core.stages import Stage, StageClock
 from triptych.understand.encoding import EncoderLoop
 from triptych.understand.grammar import GrammarCompiler
@@ -39,7 +47,7 @@ class EngineCore:
         max_media_bytes: int,
         grammar: Callable[[], GrammarCompiler],
         clock: Clock,
-        emit: Callable[[Event], None],
+        emit: Callable[[EngineEvent], None],
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -55,10 +63,16 @@ class EngineCore:
         self._sampling: dict[str, SamplingState] = {}
         self._num_steps = 0
         self._busy_s = 0.0
+        self._is_stalled = False
 
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or self._encoder.is_busy
+
+    @property
+    def waits_for_mail(self) -> bool:
+        """Nothing can go on before something comes in: no work, or none but what waits for withheld features."""
+        return self._is_stalled or not self.has_work
 
     # receive
 
@@ -68,7 +82,7 @@ class EngineCore:
             if request.request_id in self._sequences:
                 raise InvalidRequest("a request with this id is running", param="request_id")
             self._scheduler.check(request)
-            self._check_media_bytes(request)
+            self._check_media_bytes(request.num_media_bytes)
             self._start(request)
         except TriptychError as error:
             self._emit(_failure(request, error, self._clock.now_s()))
@@ -90,9 +104,29 @@ class EngineCore:
         self._num_media_bytes += request.num_media_bytes
         self._scheduler.add(seq)
 
-    def _check_media_bytes(self, request: PreparedRequest) -> None:
+    def supply(self, request_id: str, items: Mapping[int, EncoderItem]) -> None:
+        """The features that `FeaturesWanted` asked for. What is wrong with them ends the request; one that is over
+        already is fine."""
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            return
+        num_bytes = sum(item.num_bytes for item in items.values())
+        try:
+            self._check_media_bytes(num_bytes)
+            self._scheduler.supply(seq, items)
+            self._num_media_bytes += num_bytes
+        except TriptychError as error:
+            self._fail(seq, error)
+
+    def fail(self, request_id: str, error: TriptychError) -> None:
+        """End a request for a reason from outside; unknown and finished ids are fine."""
+        seq = self._sequences.get(request_id)
+        if seq is not None:
+            self._fail(seq, error)
+
+    def _check_media_bytes(self, num_bytes: int) -> None:
         """Processor outputs of all live requests are host memory: bounded, as every cache is."""
-        wanted = self._num_media_bytes + request.num_media_bytes
+        wanted = self._num_media_bytes + num_bytes
         if self._num_media_bytes and wanted > self._max_media_bytes:
             raise Overloaded(f"max_media_bytes is {self._max_media_bytes}, live requests would hold {wanted}")
 
@@ -113,8 +147,9 @@ class EngineCore:
         now_s = self._clock.now_s()
         self._expire(now_s)
         self._scheduler.admit()
-        self._scheduler.reserve_items(now_s)
-        self._runner.drop(self._scheduler.cache.take_dropped())
+        for request_id, item_indices in self._scheduler.reserve_items(now_s).items():
+            self._emit(FeaturesWanted(request_id, item_indices))
+        self._drop_embeddings()
         for fault in self._encoder.advance(has_mail):
             self._fail_all(fault.owners, fault.error)
         rows = self._scheduler.plan_rows(
@@ -122,9 +157,15 @@ class EngineCore:
         )
         if rows:
             self._settle(rows, self._run(rows))
-        self._runner.drop(self._scheduler.cache.take_dropped())
+        self._drop_embeddings()
+        self._is_stalled = not rows and not self._encoder.is_busy and self._scheduler.waits_for_features
         self._num_steps += 1
         self._busy_s += self._clock.now_s() - now_s
+
+    def _drop_embeddings(self) -> None:
+        if keys := self._scheduler.cache.take_dropped():
+            self._runner.drop(keys)
+            self._emit(EmbeddingsDropped(keys))
 
     def _expire(self, now_s: float) -> None:
         for seq in list(self._sequences.values()):
@@ -271,7 +312,7 @@ class EngineCore:
     def forget(self) -> None:
         """Both caches empty, counters and pace as at the start: for the warm-up. What runs goes on."""
         self._scheduler.forget()
-        self._runner.drop(self._scheduler.cache.take_dropped())
+        self._drop_embeddings()
         self._pace.reset()
 
     def stats(self) -> dict[str, float]:

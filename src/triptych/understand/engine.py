@@ -19,7 +19,7 @@ import numpy.typing as npt
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import EngineConfig
 from triptych.core.errors import InternalError
-from triptych.core.events import EmbeddingEvent, Event, FinalEvent, FinishReason
+from triptych.core.events import EmbeddingEvent, EngineEvent, Event, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import ModelInfo, ServedModel
 from triptych.understand.build import build_core
@@ -141,8 +141,9 @@ class ThreadMailbox:
     def has_mail(self) -> bool:
         return not self._commands.empty()
 
-    def send(self, events: list[Event]) -> None:
-        self.call(self._dispatch, events)
+    def send(self, events: list[EngineEvent]) -> None:
+        """Nothing is withheld from an engine in this process, and what it holds is no news."""
+        self.call(self._dispatch, [event for event in events if isinstance(event, Event)])
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
         """On the event loop, from the engine's thread; nothing once the event loop is closed."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from triptych.core.events import Event
+from triptych.core.events import EngineEvent
 from triptych.understand.core import EngineCore
 
 Command = Callable[[EngineCore], Any]
@@ -23,14 +23,14 @@ class Mailbox(Protocol):
 
     def has_mail(self) -> bool: ...
 
-    def send(self, events: list[Event]) -> None: ...
+    def send(self, events: list[EngineEvent]) -> None: ...
 
 
 class EngineLoop:
     """Runs until `stop()` is called from a command."""
 
-    def __init__(self, build: Callable[[Callable[[Event], None]], EngineCore], mailbox: Mailbox) -> None:
-        self._outbox: list[Event] = []
+    def __init__(self, build: Callable[[Callable[[EngineEvent], None]], EngineCore], mailbox: Mailbox) -> None:
+        self._outbox: list[EngineEvent] = []
         self._mailbox = mailbox
         self._is_stopped = False
         self._core = build(self._outbox.append)
@@ -50,7 +50,7 @@ class EngineLoop:
 
     def _receive(self) -> None:
         """On a frame of its own: a command holds its request, and that its shared memory, until this returns."""
-        for command in self._mailbox.receive(wait=not self._core.has_work):
+        for command in self._mailbox.receive(wait=self._core.waits_for_mail):
             command(self._core)
 
     def _flush(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from triptych.core.errors import InternalError, TriptychError, from_wire
-from triptych.core.events import Event, FinalEvent, FinishReason
+from triptych.core.events import EmbeddingsDropped, EngineEvent, Event, FeaturesWanted, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import KvSpec, ModelInfo
 from triptych.transfer.shared_memory import SharedReceiver, SharedSender, Shipment
@@ -35,13 +36,17 @@ from triptych.understand.wire import (
     Released,
     Stop,
     Submit,
+    Supply,
     no_slots,
     pack,
     pack_request,
+    pack_supply,
     read_to_engine,
     read_to_front,
     unpack_request,
+    unpack_supply,
 )
+from triptych.understand.withhold import HeldEmbeddings
 
 
 class RemoteEngine:
@@ -59,6 +64,9 @@ class RemoteEngine:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
         self._streams = EventStreams()
+        self._held = HeldEmbeddings()
+        self._submitted: dict[str, PreparedRequest] = {}  # whole, until their streams end
+        self._supplies: set[asyncio.Task[None]] = set()
         self._ask_ids = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -77,8 +85,9 @@ class RemoteEngine:
             await self._socket.send(pack(Stop()))
             await self._streams.wait_empty(timeout_s=5.0)
         self._streams.fail_all("the engine stopped")
-        if self._reader is not None:
-            self._reader.cancel()
+        for task in (self._reader, *self._supplies):
+            if task is not None:
+                task.cancel()
         if self._shared is not None:
             self._shared.close()
         self._socket.close()
@@ -94,14 +103,49 @@ class RemoteEngine:
             resolve(answer, None, InternalError(why))
 
     async def submit(self, request: PreparedRequest) -> AsyncGenerator[Event]:
-        shipment = Shipment(self._shared, MIN_SHARED_BYTES) if self._shared is not None else None
-        frames = await _packed(request, shipment)
+        light = self._held.lighten(request)
+        frames = await self._packed(light.num_media_bytes, partial(pack_request, light))
         self._streams.open(request.request_id)
-        if self._streams.lost is None:
+        self._submitted[request.request_id] = request
+        try:
+            self._send(frames)
+            async with aclosing(self._streams.follow(request.request_id, self.cancel)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            del self._submitted[request.request_id]
+
+    async def _supply(self, wanted: FeaturesWanted) -> None:
+        """Items that the engine lacks after all. A request whose stream has ended is cancelled there too."""
+        request = self._submitted.get(wanted.request_id)
+        if request is None:
+            return
+        items = {index: request.items[index] for index in wanted.item_indices}
+        self._held.asked(items.values())
+        num_bytes = sum(item.num_bytes for item in items.values())
+        try:
+            self._send(await self._packed(num_bytes, partial(pack_supply, wanted.request_id, items)))
+        except Exception as error:  # no memory, say: this request alone ends, here and there
+            message = f"its features cannot be sent: {type(error).__name__}"
+            final = FinalEvent(wanted.request_id, FinishReason.ERROR, InternalError.code, message)
+            self._streams.dispatch([final])
+            self.cancel(wanted.request_id)
+
+    def _send(self, frames: list[bytes | memoryview]) -> None:
+        if self._streams.lost is None and not self._socket.closed:
             self._socket.send_multipart(frames, copy=False)  # SNDHWM is 0: nothing to wait for
-        async with aclosing(self._streams.follow(request.request_id, self.cancel)) as events:
-            async for event in events:
-                yield event
+
+    async def _packed(self, num_bytes: int, pack_into: Callable[..., list[Any]]) -> list[bytes | memoryview]:
+        """Frames; what is large is copied into shared memory, off the event loop, and taken back if the caller goes."""
+        if self._shared is None or num_bytes < MIN_SHARED_BYTES:
+            return pack_into()
+        shipment = Shipment(self._shared, MIN_SHARED_BYTES)
+        copying = asyncio.get_running_loop().run_in_executor(None, pack_into, shipment.place)
+        try:
+            return await asyncio.shield(copying)
+        except BaseException:
+            copying.add_done_callback(lambda done: shipment.undo())
+            raise
 
     def cancel(self, request_id: str) -> None:
         if self._streams.lost is None and not self._socket.closed:
@@ -109,7 +153,7 @@ class RemoteEngine:
 
     async def stats(self) -> dict[str, float]:
         answer: dict[str, float] = await self._ask("stats")
-        return answer if self._shared is None else answer | self._shared.stats()
+        return answer | self._held.stats() | (self._shared.stats() if self._shared is not None else {})
 
     async def flush(self, cache: str) -> int:
         answer: int = await self._ask("flush", cache)
@@ -135,7 +179,7 @@ class RemoteEngine:
             message = read_to_front(await self._socket.recv())
             match message:
                 case Events(events):
-                    self._streams.dispatch(events)
+                    self._take(events)
                 case Answer(ask_id, result, error_code, error_message):
                     error = from_wire(error_code, error_message) if error_code else None
                     if ask_id in self._answers:
@@ -148,22 +192,22 @@ class RemoteEngine:
                     self.info = info_from_wire(info)
                     self._is_ready.set()
 
-
-async def _packed(request: PreparedRequest, shipment: Shipment | None) -> list[bytes | memoryview]:
-    """Frames; what is large is copied into shared memory, off the event loop, and taken back if the caller goes."""
-    if shipment is None or request.num_media_bytes < shipment.min_bytes:
-        return pack_request(request)
-    copying = asyncio.get_running_loop().run_in_executor(None, pack_request, request, shipment.place)
-    try:
-        return await asyncio.shield(copying)
-    except BaseException:
-        copying.add_done_callback(lambda done: shipment.undo())
-        raise
+    def _take(self, events: list[EngineEvent]) -> None:
+        for event in events:
+            match event:
+                case FeaturesWanted():
+                    supply = asyncio.create_task(self._supply(event))
+                    self._supplies.add(supply)
+                    supply.add_done_callback(self._supplies.discard)
+                case EmbeddingsDropped(keys):
+                    self._held.drop(keys)
+                case _:
+                    self._streams.dispatch([event])
 
 
 def info_to_wire(info: ModelInfo) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(info, builtin_types=(bytes,))
-    return {**fields, "extra": {}}
+    return fields
 
 
 def info_from_wire(fields: dict[str, Any]) -> ModelInfo:
@@ -191,7 +235,7 @@ class SocketMailbox:
             frames = self._socket.recv_multipart(copy=False)
             yield self._command(frames)
 
-    def send(self, events: list[Event]) -> None:
+    def send(self, events: list[EngineEvent]) -> None:
         self._socket.send(pack(Events(events)))
 
     def _give_back(self) -> None:
@@ -206,6 +250,8 @@ class SocketMailbox:
         match message:
             case Submit():
                 return self._submit(message, [frame.buffer for frame in frames])
+            case Supply():
+                return self._supply(message, [frame.buffer for frame in frames])
             case Cancel(request_id):
                 return lambda core: core.cancel(request_id)
             case Ask():
@@ -220,6 +266,14 @@ class SocketMailbox:
             final = FinalEvent(message.request_id, FinishReason.ERROR, error.code, error.message)
             return lambda core: self.send([final])
         return lambda core: core.submit(request)
+
+    def _supply(self, message: Supply, buffers: list[Any]) -> Command:
+        try:
+            items = unpack_supply(message, buffers, self._open_slot)
+        except TriptychError as error:
+            fault = error
+            return lambda core: core.fail(message.request_id, fault)
+        return lambda core: core.supply(message.request_id, items)
 
 
 def _answer(core: EngineCore, question: Ask) -> Answer:
@@ -240,7 +294,7 @@ def _answer(core: EngineCore, question: Ask) -> Answer:
 def serve_engine(
     address: str,
     info: ModelInfo,
-    build: Callable[[Callable[[Event], None]], EngineCore],
+    build: Callable[[Callable[[EngineEvent], None]], EngineCore],
     shared_fd: int | None = None,
 ) -> None:
     """The engine process's main: connect, say Ready, loop until Stop. `shared_fd` is the inherited shared memory."""

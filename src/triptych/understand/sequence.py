@@ -25,6 +25,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     held: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)  # withheld items whose features are on their way
     is_encoding: bool = False
     num_cached_tokens: int = 0
     num_preemptions: int = 0

@@ -7,14 +7,14 @@ array is in shared memory instead, where there is room; it then has a slot, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from triptych.core.errors import InternalError
-from triptych.core.events import EmbeddingEvent, FinalEvent, TokenEvent
+from triptych.core.events import EmbeddingEvent, EmbeddingsDropped, FeaturesWanted, FinalEvent, TokenEvent
 from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem, PreparedRequest, Span
 from triptych.core.sampling import SamplingParams
@@ -44,6 +44,7 @@ class WireItem(msgspec.Struct, frozen=True):
     batch_key: str
     num_tokens_encoder: int
     cost_flops: float
+    is_withheld: bool
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -68,6 +69,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
+class Supply(msgspec.Struct, frozen=True, tag="supply"):
+    """What `FeaturesWanted` asked for: items by their index in the request."""
+
+    request_id: str
+    items: dict[int, WireItem]
+
+
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """`what`: stats, flush or forget; `argument`: the cache's name for flush."""
 
@@ -81,7 +89,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):
-    events: list[TokenEvent | EmbeddingEvent | FinalEvent]
+    events: list[TokenEvent | EmbeddingEvent | FinalEvent | FeaturesWanted | EmbeddingsDropped]
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
@@ -103,7 +111,7 @@ class Released(msgspec.Struct, frozen=True, tag="released"):
     slot_ids: list[int]
 
 
-ToEngine = Submit | Cancel | Ask | Stop
+ToEngine = Submit | Supply | Cancel | Ask | Stop
 ToFront = Events | Answer | Ready | Released
 
 _encoder = msgspec.msgpack.Encoder()
@@ -131,38 +139,77 @@ def read_to_front(header: bytes) -> ToFront:
     return _to_front.decode(header)
 
 
-def pack_request(request: PreparedRequest, place: Place = _nowhere) -> list[bytes | memoryview]:
-    """Frames for one `Submit`; arrays are not copied, but for those that `place` takes into shared memory."""
-    frames: list[bytes | memoryview] = []
+class _Packer:
+    """Gathers the frames of one message. Arrays are not copied, but for those that `place` takes."""
 
-    def refer(array: np.ndarray) -> ArrayRef:
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.frames: list[bytes | memoryview] = []
+
+    def array(self, array: np.ndarray) -> ArrayRef:
         assert array.dtype.name in DTYPES, array.dtype
-        placed = place(array)
+        placed = self._place(array)
         if placed is not None:
             return ArrayRef(0, array.dtype.name, array.shape, placed)
-        frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return ArrayRef(len(frames), array.dtype.name, array.shape)
+        self.frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return ArrayRef(len(self.frames), array.dtype.name, array.shape)
 
-    items = [
-        WireItem(
+    def item(self, item: EncoderItem) -> WireItem:
+        return WireItem(
             item.key,
             item.modality,
             item.num_embeds,
-            None if item.features is None else {name: refer(array) for name, array in item.features.items()},
-            None if item.embeds is None else refer(item.embeds),
+            None if item.features is None else {name: self.array(array) for name, array in item.features.items()},
+            None if item.embeds is None else self.array(item.embeds),
             item.batch_key,
             item.num_tokens_encoder,
             item.cost_flops,
+            item.is_withheld,
         )
-        for item in request.items
-    ]
+
+
+class _Unpacker:
+    """Reads what `_Packer` gathered. Raises InternalError for a header that lies about its frames or slots."""
+
+    def __init__(self, frames: Sequence[Any], open_slot: Open) -> None:
+        self._frames = frames
+        self._open_slot = open_slot
+
+    def array(self, ref: ArrayRef) -> np.ndarray:
+        if ref.placed is not None:
+            return self._open_slot(ref.placed, ref.dtype, ref.shape)
+        if ref.dtype not in DTYPES or not 0 < ref.frame < len(self._frames):
+            raise InternalError(f"array of dtype {ref.dtype} in frame {ref.frame} of {len(self._frames)}")
+        dtype = np.dtype(ref.dtype)
+        buffer = bytearray(self._frames[ref.frame])  # a copy of our own: writable, and the frame can go
+        if len(buffer) != math.prod(ref.shape) * dtype.itemsize:
+            raise InternalError(f"{len(buffer)} bytes for an array of {ref.dtype} {ref.shape}")
+        return np.frombuffer(buffer, dtype).reshape(ref.shape)
+
+    def item(self, item: WireItem) -> EncoderItem:
+        return EncoderItem(
+            item.key,
+            item.modality,
+            item.num_embeds,
+            None if item.features is None else {name: self.array(ref) for name, ref in item.features.items()},
+            None if item.embeds is None else self.array(item.embeds),
+            item.batch_key,
+            item.num_tokens_encoder,
+            item.cost_flops,
+            item.is_withheld,
+        )
+
+
+def pack_request(request: PreparedRequest, place: Place = _nowhere) -> list[bytes | memoryview]:
+    """Frames for one `Submit`; arrays are not copied, but for those that `place` takes into shared memory."""
+    packer = _Packer(place)
     header = Submit(
         request.request_id,
         request.token_ids,
         request.sampling,
         [(span.start, span.length, span.item_idx, span.embed_offset) for span in request.spans],
-        items,
-        None if request.positions is None else refer(request.positions),
+        [packer.item(item) for item in request.items],
+        None if request.positions is None else packer.array(request.positions),
         request.position_offset,
         request.whole_spans,
         request.cache_salt,
@@ -173,44 +220,20 @@ def pack_request(request: PreparedRequest, place: Place = _nowhere) -> list[byte
         request.priority,
         request.wants_embedding,
     )
-    return [pack(header), *frames]
+    return [pack(header), *packer.frames]
 
 
 def unpack_request(message: Submit, frames: Sequence[Any], open_slot: Open = no_slots) -> PreparedRequest:
     """`frames` are the message's, header included. Raises InternalError for a header that lies about its frames or
     slots."""
-
-    def array(ref: ArrayRef) -> np.ndarray:
-        if ref.placed is not None:
-            return open_slot(ref.placed, ref.dtype, ref.shape)
-        if ref.dtype not in DTYPES or not 0 < ref.frame < len(frames):
-            raise InternalError(f"array of dtype {ref.dtype} in frame {ref.frame} of {len(frames)}")
-        dtype = np.dtype(ref.dtype)
-        buffer = bytearray(frames[ref.frame])  # a copy of our own: writable, and the frame can go
-        if len(buffer) != math.prod(ref.shape) * dtype.itemsize:
-            raise InternalError(f"{len(buffer)} bytes for an array of {ref.dtype} {ref.shape}")
-        return np.frombuffer(buffer, dtype).reshape(ref.shape)
-
-    items = tuple(
-        EncoderItem(
-            item.key,
-            item.modality,
-            item.num_embeds,
-            None if item.features is None else {name: array(ref) for name, ref in item.features.items()},
-            None if item.embeds is None else array(item.embeds),
-            item.batch_key,
-            item.num_tokens_encoder,
-            item.cost_flops,
-        )
-        for item in message.items
-    )
+    unpacker = _Unpacker(frames, open_slot)
     return PreparedRequest(
         message.request_id,
         message.token_ids,
         message.sampling,
         tuple(Span(*span) for span in message.spans),
-        items,
-        None if message.positions is None else array(message.positions),
+        tuple(unpacker.item(item) for item in message.items),
+        None if message.positions is None else unpacker.array(message.positions),
         message.position_offset,
         message.whole_spans,
         message.cache_salt,
@@ -221,3 +244,16 @@ def unpack_request(message: Submit, frames: Sequence[Any], open_slot: Open = no_
         message.priority,
         message.wants_embedding,
     )
+
+
+def pack_supply(request_id: str, items: Mapping[int, EncoderItem], place: Place = _nowhere) -> list[bytes | memoryview]:
+    """Frames for one `Supply`, as in `pack_request`."""
+    packer = _Packer(place)
+    header = Supply(request_id, {index: packer.item(item) for index, item in items.items()})
+    return [pack(header), *packer.frames]
+
+
+def unpack_supply(message: Supply, frames: Sequence[Any], open_slot: Open = no_slots) -> dict[int, EncoderItem]:
+    """As `unpack_request`."""
+    unpacker = _Unpacker(frames, open_slot)
+    return {index: unpacker.item(item) for index, item in message.items.items()}

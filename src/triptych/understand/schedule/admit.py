@@ -16,7 +16,7 @@ def check_admissible(request: PreparedRequest, limits: SchedulerLimits, pool: Bl
     _check_prompt(request, limits, pool)
     _check_spans(request, limits)
     for item in request.items:
-        _check_item(item, limits, cache)
+        check_item(item, limits, cache)
 
 
 def max_total_tokens(limits: SchedulerLimits, pool: BlockPool) -> int:
@@ -59,14 +59,15 @@ def _check_spans(request: PreparedRequest, limits: SchedulerLimits) -> None:
             )
 
 
-def _check_item(item: EncoderItem, limits: SchedulerLimits, cache: EncoderCache) -> None:
+def check_item(item: EncoderItem, limits: SchedulerLimits, cache: EncoderCache) -> None:
+    """Raises what the caller should see if `item` could never be encoded, or taken, here."""
     num_bytes = limits.item_bytes(item.num_embeds)
     if num_bytes > cache.capacity_bytes:
         raise BudgetExceeded("encoder_cache_bytes", allowed=cache.capacity_bytes, requested=num_bytes)
     expected = (item.num_embeds, limits.embed_width)
     if item.embeds is not None and item.embeds.shape != expected:
         raise EmbeddingsRefused(f"embeddings of shape {item.embeds.shape}, expected {expected}")
-    if item.embeds is None and item.features is None:
+    if item.embeds is None and item.features is None and not item.is_withheld:
         raise InternalError("an item with neither features nor embeddings")
 
 

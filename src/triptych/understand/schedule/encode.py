@@ -39,20 +39,27 @@ def reserve_items(
     waiting: dict[bytes, WaitingItem],
     limits: SchedulerLimits,
     now_s: float,
-) -> None:
+) -> dict[str, list[int]]:
     """Reference what is there or in flight, reserve what is not, for every item that a sequence's window reaches.
 
     Once an older sequence had to wait for room, younger ones may only share what is in use already: they neither take
-    room nor keep it from being reclaimed.
+    room nor keep it from being reclaimed. Returns the withheld items to ask for, by request: such a request waits for
+    them, and no other does.
     """
     is_short = False
+    wanted: dict[str, list[int]] = {}
     for seq in running:
-        for item_idx in _reached_items(seq, limits.max_step_tokens):
+        reached = _reached_items(seq, limits.max_step_tokens)
+        for item_idx in reached:
             item = seq.item(item_idx)
             num_bytes = limits.item_bytes(item.num_embeds)
             if cache.has(item.key) and not (is_short and cache.is_idle(item.key)):
                 cache.acquire(item.key, seq.request_id)
                 seq.encoder_hits += 1
+            elif item.is_withheld and not cache.has(item.key):
+                if missing := _not_asked_for(seq, reached, cache):
+                    wanted[seq.request_id] = missing
+                break
             elif not is_short and cache.can_reserve(item.key, num_bytes):
                 cache.reserve(item.key, num_bytes, seq.request_id)
                 waiting[item.key] = WaitingItem(item, now_s)
@@ -61,6 +68,15 @@ def reserve_items(
                 is_short = True
                 break
             seq.held.add(item_idx)
+    return wanted
+
+
+def _not_asked_for(seq: Sequence, item_indices: Iterable[int], cache: EncoderCache) -> list[int]:
+    """Withheld items that are not here, each once: asked for together, and noted as such."""
+    items = [(idx, seq.item(idx)) for idx in item_indices if idx not in seq.asked]
+    missing = [idx for idx, item in items if item.is_withheld and not cache.has(item.key)]
+    seq.asked.update(missing)
+    return missing
 
 
 def _reached_items(seq: Sequence, window_tokens: int) -> list[int]:

@@ -8,14 +8,15 @@ the door.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from triptych.core.errors import Overloaded
-from triptych.core.prepared import PreparedRequest
+from triptych.core.prepared import EncoderItem, PreparedRequest
 from triptych.understand.block_hash import extend_hashes
 from triptych.understand.blocks import BlockPool
 from triptych.understand.encoder_cache import EncoderCache
-from triptych.understand.schedule.admit import check_admissible, max_total_tokens, try_start
+from triptych.understand.schedule.admit import check_admissible, check_item, max_total_tokens, try_start
 from triptych.understand.schedule.encode import EncodeJob, WaitingItem, next_job, reserve_items
 from triptych.understand.schedule.limits import SchedulerLimits
 from triptych.understand.schedule.rows import Row, prefill_rows
@@ -41,6 +42,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def waits_for_features(self) -> bool:
+        return any(seq.asked for seq in self.running)
 
     @property
     def num_decoding(self) -> int:
@@ -70,8 +75,17 @@ class Scheduler:
             insort(self.running, seq, key=_turn)
         return started
 
-    def reserve_items(self, now_s: float) -> None:
-        reserve_items(self.running, self.cache, self.waiting_items, self.limits, now_s)
+    def reserve_items(self, now_s: float) -> dict[str, list[int]]:
+        """See `schedule.encode.reserve_items`."""
+        return reserve_items(self.running, self.cache, self.waiting_items, self.limits, now_s)
+
+    def supply(self, seq: Sequence, items: Mapping[int, EncoderItem]) -> None:
+        """Features that were withheld, by the item's index. Raises what the caller should see if one is refused."""
+        for item in items.values():
+            check_item(item, self.limits, self.cache)
+        filled = tuple(items.get(idx, item) for idx, item in enumerate(seq.request.items))
+        seq.request = replace(seq.request, items=filled)
+        seq.asked.difference_update(items)
 
     def next_job(self, *, flops_per_s: float, now_s: float) -> EncodeJob | None:
         return next_job(self.waiting_items, self.limits, flops_per_s=flops_per_s, now_s=now_s)
