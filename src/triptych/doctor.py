@@ -15,8 +15,8 @@ import transformers
 from triptych.core.config import ModelConfig
 from triptych.core.errors import TriptychError
 from triptych.launch import resolve_model
-from triptych.models.native import accelerate
-from triptych.models.registry import find_folder, list_supported, load_served_model, read_model_info
+from triptych.models.facts import as_text, load_with_facts
+from triptych.models.registry import find_folder, list_supported, read_model_info
 from triptych.models.served import choose_device, choose_dtype, is_emulated, saved_dtype
 
 NEEDED = ("torch", "transformers", "safetensors", "msgspec", "pyzmq", "starlette", "uvicorn", "av", "pillow", "numpy")
@@ -126,12 +126,10 @@ def _runner(model: ModelConfig) -> Finding:
     engine = model.engine
     transformers.utils.logging.disable_progress_bar()
     try:
-        served = load_served_model(model.path, engine.dtype, engine.device)
-        _, choice = accelerate(served, engine.runner)
+        served = load_with_facts(model.path, dtype=engine.dtype, device=engine.device, runner=engine.runner)
     except TriptychError as error:
         return Finding("runner", error.message, False)
-    tower = f"tower {choice.tower} ({choice.tower_reason})"
-    return Finding("runner", f"language {choice.runner} ({choice.reason}), {tower}", True)
+    return Finding("runner", as_text(served.info.extra), True)
 
 
 def _why_device(wanted: str, chosen: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -40,10 +41,12 @@ from triptych.http.app import build_app
 from triptych.http.front import Front
 from triptych.http.seams import Served
 from triptych.media.plane import MediaPlane
+from triptych.models.facts import as_text
 from triptych.prompt.builder import PromptBuilder, load_prompt_builder
 from triptych.understand.engine import EngineHandle, InProcessEngine, embedding_of
 from triptych.warm_up import WarmUp
 
+LOGGER = logging.getLogger("triptych.launch")
 EMBEDDED_MODEL = "tiny-vl"
 
 
@@ -72,6 +75,7 @@ class House:
             for model, warm_up in zip(answering, self._warm_ups, strict=True)
         ]
         served = [_served(*parts) for parts in zip(answering, self.builders, self.engines, strict=True)]
+        self._answering = served
         self._drawing_engines: list[GenerateEngine] = []
         self.service = GenerateService({}, clock)
         self.front = Front(config, served, self.media, drawing=self.service, clock=clock, ready=False)
@@ -83,6 +87,9 @@ class House:
             if warm_up is not None:
                 warm_up.start()
         await asyncio.gather(*(engine.start() for engine in self.engines))
+        for served, engine in zip(self._answering, self.engines, strict=True):
+            served.details.update(engine.info.extra)
+            LOGGER.info("%s: %s", served.name, as_text(engine.info.extra))
         for model in self._drawing:
             await self._start_drawing(model)
         self.front.ready = True
@@ -169,8 +176,6 @@ def _served(model: ModelConfig, builder: PromptBuilder, engine: EngineHandle) ->
             "architecture": builder.info.architecture,
             "num_params": builder.info.num_params,
             "revision": builder.info.revision.hex(),
-            "dtype": model.engine.dtype,
-            "device": model.engine.device,
         },
     )
 

@@ -119,7 +119,8 @@ class Served:
     """One model behind the door.
 
     `token_bytes` gives the exact bytes of one token. `embed` is an async function to a float32 vector [D], where the
-    model can. `flushers` empty one cache each, by name, and return how many entries went.
+    model can. `flushers` empty one cache each, by name, and return how many entries went. `details` are shown by
+    `/v1/models`; what only a loaded engine knows comes in when it has loaded.
     """
 
     name: str
@@ -135,4 +136,4 @@ class Served:
     embed: Callable[[PreparedRequest], Awaitable[npt.NDArray[np.float32]]] | None = None
     front_stats: Callable[[], dict[str, float]] = dict
     flushers: Mapping[str, Callable[[], Awaitable[int]]] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)

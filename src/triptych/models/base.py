@@ -118,7 +118,7 @@ class ModelInfo:
     kv: tuple[KvSpec, ...]  # one a layer
     eos_token_ids: tuple[int, ...] = ()
     num_params: int = 0
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict)  # once loaded: what `models.facts` says of it
 
 
 class ServedModel(Protocol):
