@@ -2,7 +2,8 @@
 
     python -m bench.generate [--model FOLDER] [--kind unet] [--threads 1] [--seed 0] [--out generate.json]
 
-Stock serves one request at a time, first come first served, as a plain server over the pipeline does. Without `--model`
+Stock serves one request at a time, first come first served, as a plain server over the pipeline does, on one core or on
+all of them, whichever a first look finds faster for it. Memory that is freed is kept for both. Without `--model`
 a random one is made, since speed does not depend on what the weights say: `unet` is a small Stable Diffusion 1.x (77
 text tokens, calls so small that their overhead is most of a step), `sd3` a Stable Diffusion 3 of about 2 M parameters
 (333 text tokens a branch: two cores are full at one row). Only the step cache depends on the weights: its row takes the
@@ -29,12 +30,14 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `triptych serve`; read when torch is loaded
 
+import msgspec
 import torch
 from diffusers import SD3Transformer2DModel
 
 from triptych.core.config import GenerateConfig
 from triptych.core.events import FinishReason
 from triptych.generate.calibrate import calibrate, load_calibration
+from triptych.generate.cpu_threads import on_cores
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateFinal
 from triptych.generate.kinds.base import Kind
@@ -42,7 +45,8 @@ from triptych.generate.kinds.load import load_kind
 from triptych.generate.kinds.pixart import PixArt
 from triptych.generate.request import GenerateRequest
 from triptych.generate.runner import StepRunner
-from triptych.generate.schedule import BatchSizer
+from triptych.generate.schedule import BatchSizer, StepTable, ways_of
+from triptych.generate.step_workers import StepWorkers
 from triptych.testing.toy_diffusion import TOYS, make_diffusion_folder
 
 WIDTH = 128
@@ -115,6 +119,7 @@ class Bench:
         self.engine = engine
         self.sizes_px = sizes_px
         self.random = random.Random(seed)
+        self.stock_threads = torch.get_num_threads()
         self._count = 0
         self._stock_lock = asyncio.Lock()
 
@@ -150,7 +155,19 @@ class Bench:
         async with self._stock_lock:
             await asyncio.to_thread(self._stock, request)
 
+    async def choose_stock_threads(self, repeats: int = 3) -> None:
+        """One core or all: the least time of a few requests in turn."""
+        seconds: dict[int, list[float]] = {torch.get_num_threads(): [], 1: []}
+        for _ in range(repeats):
+            for self.stock_threads in seconds:
+                seconds[self.stock_threads].append(await self.timed(self.stock, self.request(num_steps=4)))
+        self.stock_threads = min(seconds, key=lambda num_threads: min(seconds[num_threads]))
+
     def _stock(self, request: GenerateRequest) -> Any:
+        with on_cores(self.stock_threads):
+            return self._run_stock(request)
+
+    def _run_stock(self, request: GenerateRequest) -> Any:
         as_asked = {"use_resolution_binning": False, "clean_caption": False}
         return self.kind.pipeline(
             **(as_asked if isinstance(self.kind, PixArt) else {}),
@@ -252,25 +269,32 @@ async def preview_cost(bench: Bench) -> str:
 
 
 @torch.inference_mode()
-def sweep(bench: Bench, repeats: int = 3) -> tuple[dict[str, dict[int, float]], str]:
-    """Least step time, ms, by size and branches of one forward; and the knee of each size by the sizer's own rule."""
-    sizer, runner, multiple = BatchSizer(), StepRunner(bench.kind), bench.kind.latent_px
+def sweep(bench: Bench, repeats: int = 3) -> tuple[StepTable, str]:
+    """Least step time, ms, by size, branches and way; and the knee of each size by the sizer's own rule."""
+    ways = ways_of(torch.get_num_threads())
+    workers = StepWorkers(max(way.num_workers for way in ways))
+    sizer, runner, multiple = BatchSizer(ways=ways), StepRunner(bench.kind, workers=workers), bench.kind.latent_px
     text = bench.kind.encode_text("two green circles", is_negative=False)
-    lines = ["| size | latent tokens | ms a branch at 1, 2, 4, 8, 16 | batching pays up to |", "| --- |" + " --- |" * 3]
+    lines = [
+        "| size | latent tokens | ms a branch at 1, 2, 4, 8, 16 | workers x threads | batching pays up to |",
+        "| --- |" + " --- |" * 4,
+    ]
     for factor in (0.5, 1, 2, 4):
         size_px = max(1, round(bench.sizes_px[0] * factor) // multiple) * multiple
         request = bench.request(size_px, guidance_scale=1.0)
         for num_branches in (1, 2, 4, 8, 16):
             rows = [bench.kind.prepare(request, (text,)) for _ in range(num_branches)]
-            for _ in range(repeats):
+            tokens = bench.kind.branch_tokens(request)
+            for way in [way for _ in range(repeats) for way in ways if way.num_workers <= num_branches]:
                 started_s = time.perf_counter()
-                runner.predict(rows)
-                sizer.observe(str(size_px), num_branches, (time.perf_counter() - started_s) * 1e3)
-        times = sizer.table()[str(size_px)]
-        each = ", ".join(f"{ms / n:.2f}" for n, ms in times.items())
-        knee = sizer.knee(str(size_px))
-        tokens = bench.kind.branch_tokens(request)
-        lines.append(f"| {size_px} px | {tokens} | {each} | {knee} branches |")
+                runner.predict(rows, way)
+                step_ms = (time.perf_counter() - started_s) * 1e3
+                sizer.observe(str(size_px), num_branches, tokens, way, step_ms)
+        times = sizer.table()[str(size_px)].ms
+        each = ", ".join(f"{min(by_way.values()) / n:.2f}" for n, by_way in times.items())
+        fastest = ", ".join(min(by_way, key=lambda way: by_way[way]) for by_way in times.values())
+        lines.append(f"| {size_px} px | {tokens} | {each} | {fastest} | {sizer.knee(str(size_px))} branches |")
+    workers.close()
     return sizer.table(), "\n".join(lines)
 
 
@@ -302,6 +326,7 @@ async def run(folder: Path, seed: int, is_random: bool) -> dict[str, Any]:
         for serve in (bench.ours, bench.stock):  # warm both
             for size_px in bench.sizes_px:
                 await serve(bench.request(size_px, num_steps=3))
+        await bench.choose_stock_threads()
         rows = [await one_request(bench)]
         for work in (burst(bench), poisson(bench, rows[0].stock), short_behind_long(bench)):
             print(as_table(rows[-1:]), flush=True)
@@ -311,12 +336,19 @@ async def run(folder: Path, seed: int, is_random: bool) -> dict[str, Any]:
         preview = await preview_cost(bench)
     finally:
         await engine.close()
-    sweep_ms, sweep_table = sweep(bench)
+    sweep_table, sweep_text = sweep(bench)
     is_distilled = ", one branch a row: guidance is distilled into it" if kind.is_distilled else ""
-    print(f"\n{type(kind.pipeline).__name__}{is_distilled}, {torch.get_num_threads()} threads\n\n{as_table(rows)}")
-    print(f"\n{preview}\n\n{sweep_table}")
+    threads = f"{torch.get_num_threads()} threads, stock on {bench.stock_threads}"
+    print(f"\n{type(kind.pipeline).__name__}{is_distilled}, {threads}\n\n{as_table(rows)}")
+    print(f"\n{preview}\n\n{sweep_text}")
     forms = [asdict(row) | {"ratio": row.ratio, "is_met": row.is_met} for row in rows]
-    return {"rows": forms, "step_table": engine.step_table(), "sweep_ms": sweep_ms, "threads": torch.get_num_threads()}
+    return {
+        "rows": forms,
+        "step_table": msgspec.to_builtins(engine.step_table(), str_keys=True),
+        "sweep": msgspec.to_builtins(sweep_table, str_keys=True),
+        "threads": torch.get_num_threads(),
+        "stock_threads": bench.stock_threads,
+    }
 
 
 def main() -> None:

@@ -269,9 +269,23 @@ def test_preview_steps_are_spread_and_before_the_end(num_previews: int, num_step
 
 
 async def test_warm_up_measures_the_knee(toys: Toys):
-    """Start-up leaves a measured step time for one branch and more of the default size."""
+    """Start-up leaves measured step times for one branch and more, of the default size and of half its sides."""
     async with engine_of(toys.kind("pixart"), GenerateConfig(max_step_branches=8)) as engine:
         table = engine.step_table()
 
-    assert {"64x64"} == set(table)
-    assert {1, 2} <= set(table["64x64"])
+    assert {"64x64", "32x32"} == set(table)
+    for size, branch_tokens in (("64x64", 256), ("32x32", 64)):
+        assert table[size].branch_tokens == branch_tokens
+        assert {1, 2} <= set(table[size].ms)
+
+
+async def test_warm_up_tries_every_way_of_two_cores(toys: Toys):
+    """With two cores, two branches are measured on one worker with both, on two workers and on a single core."""
+    async with engine_of(toys.kind("pixart"), GenerateConfig(max_step_branches=2, num_threads=2)) as engine:
+        torch.set_num_threads(1)  # the engine set it for the process
+        table = engine.step_table()
+        final = await final_of(engine, request_of())
+
+    assert set(table["64x64"].ms[2]) == {"1x2", "2x1", "1x1"}
+    assert set(table["64x64"].ms[1]) == {"1x2", "1x1"}
+    assert final.reason is FinishReason.STOP

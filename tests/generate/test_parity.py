@@ -21,6 +21,8 @@ from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.row import Row
 from triptych.generate.request import GenerateRequest
 from triptych.generate.runner import StepRunner
+from triptych.generate.schedule import Way
+from triptych.generate.step_workers import StepWorkers
 from triptych.testing.toy_diffusion import TOYS
 
 from .conftest import Toys, request_of
@@ -107,10 +109,13 @@ def test_picture_equals_the_stock_pipeline(toys: Toys, name: str):
     assert np.abs(frames.astype(int) - theirs).max() <= 1
 
 
+@pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("name", sorted(TOYS))
-def test_a_row_does_not_depend_on_its_batch(toys: Toys, name: str):
-    """Rows of other seeds, prompts, lengths and guidance join and leave at random edges; each latent is as alone."""
-    kind, runner = toys.kind(name), StepRunner(toys.kind(name))
+def test_a_row_does_not_depend_on_its_batch(toys: Toys, name: str, num_workers: int):
+    """Rows of other seeds, prompts, lengths and guidance join and leave at random edges; each latent is as alone,
+    also where a step's branches are shared out among workers."""
+    kind, workers = toys.kind(name), StepWorkers(num_workers)
+    runner = StepRunner(kind, workers=workers)
     random = np.random.default_rng(5)
     requests = [
         sized(
@@ -132,10 +137,11 @@ def test_a_row_does_not_depend_on_its_batch(toys: Toys, name: str):
                 running.append(waiting.pop(0))
             if not running:
                 continue
-            assert not runner.step(running).failures
+            assert not runner.step(running, way=Way(num_workers, 1)).failures
             done += [row for row in running if row.step == row.num_steps]
             running = [row for row in running if row.step < row.num_steps]
 
+    workers.close()
     for row in done:
         alone = run_alone(kind, row.request)
         assert relative_error(row.latents, alone.latents) <= BOUND

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.generate.schedule import BatchKey, BatchSizer, Job, StepScheduler
+from triptych.generate.schedule import ONE_WORKER, BatchKey, BatchSizer, Job, StepScheduler, Way, ways_of
 
 SIZES = (64, 128, 256)
 
@@ -126,7 +126,7 @@ def test_batch_grows_while_it_pays_and_stops_at_the_knee():
     sizer = BatchSizer()
     for _ in range(20):
         branches = sizer.max_branches("64x64", 16)
-        sizer.observe("64x64", branches, 10.0 if branches <= 8 else 10.0 * branches / 8)
+        sizer.observe("64x64", branches, 16, ONE_WORKER, 10.0 if branches <= 8 else 10.0 * branches / 8)
 
     assert sizer.max_branches("64x64", 16) == 8
 
@@ -135,7 +135,7 @@ def test_batch_of_costly_rows_is_bounded_by_tokens():
     """The token bound holds whatever was measured, and a single row is always allowed."""
     sizer = BatchSizer(max_step_tokens=1000)
     for rung in (1, 2, 4, 8, 16):
-        sizer.observe("big", rung, 1.0)
+        sizer.observe("big", rung, 100, ONE_WORKER, 1.0)
 
     assert (sizer.max_branches("big", 100), sizer.max_branches("big", 5000)) == (10, 1)
 
@@ -143,11 +143,85 @@ def test_batch_of_costly_rows_is_bounded_by_tokens():
 def test_a_slow_first_measurement_is_tried_again():
     """A rung that looked slow once is not shut for ever."""
     sizer = BatchSizer()
-    sizer.observe("s", 1, 10.0)
-    sizer.observe("s", 2, 500.0)
+    sizer.observe("s", 1, 1, ONE_WORKER, 10.0)
+    sizer.observe("s", 2, 1, ONE_WORKER, 500.0)
     assert sizer.max_branches("s", 1) == 1
 
     for _ in range(256):
-        sizer.observe("s", 1, 10.0)
+        sizer.observe("s", 1, 1, ONE_WORKER, 10.0)
 
     assert sizer.max_branches("s", 1) == 2
+
+
+def settled(cost_ms, ways, shape="s", branch_tokens=16, num_steps=100):
+    """A sizer that served one shape with every batch full, where a step costs `cost_ms(branches, way)`."""
+    sizer = BatchSizer(ways=ways, max_branches=64)
+    for _ in range(num_steps):
+        num_branches = sizer.max_branches(shape, branch_tokens)
+        way = sizer.way(shape, num_branches, branch_tokens)
+        sizer.observe(shape, num_branches, branch_tokens, way, cost_ms(num_branches, way))
+    return sizer
+
+
+def test_a_rung_that_gains_little_does_not_hide_a_better_one_above():
+    """From one to two branches gains 4%, from two to four 60%: the knee is four, not one."""
+    each_ms = {1: 10.0, 2: 9.6, 4: 6.0, 8: 6.5, 16: 7.0}
+    sizer = settled(lambda num_branches, way: num_branches * each_ms[num_branches], (ONE_WORKER,))
+
+    assert sizer.max_branches("s", 16) == 4
+
+
+def test_a_batch_never_goes_past_the_best_time_a_branch():
+    """Where a branch costs more from four on, batches stay at two."""
+    each_ms = {1: 10.0, 2: 8.0, 4: 9.0, 8: 12.0}
+    sizer = settled(lambda num_branches, way: num_branches * each_ms[num_branches], (ONE_WORKER,))
+
+    assert sizer.max_branches("s", 16) == 2
+
+
+@given(st.permutations(ways_of(4)), st.randoms(use_true_random=False))
+def test_the_fastest_way_measured_is_taken(ranked, random):
+    """Whichever of the ways is fastest, up to 30% of noise above its time, a served shape comes to run that way."""
+    base_ms = {way: 10.0 * 1.4**rank for rank, way in enumerate(ranked)}
+    sizer = settled(lambda num_branches, way: base_ms[way] * random.uniform(1.0, 1.3), ways_of(4))
+    knee = sizer.knee("s")
+
+    usable = [way for way in ranked if way.num_workers <= knee]
+    assert sizer.way("s", knee, 16) == usable[0]
+
+
+def test_more_workers_than_branches_are_never_asked_for():
+    """One branch has one worker; two have two at most."""
+    sizer = BatchSizer(ways=ways_of(8))
+
+    assert ways_of(8) == (Way(1, 8), Way(2, 4), Way(4, 2), Way(8, 1), Way(1, 1))
+    for num_branches in range(1, 20):
+        for _ in range(12):
+            way = sizer.way("s", num_branches, 16)
+            assert way.num_workers <= num_branches
+            sizer.observe("s", num_branches, 16, way, 1.0 + num_branches)
+
+
+def test_a_shape_never_run_borrows_from_its_neighbour():
+    """A quarter of the tokens starts at four times the branches and in the neighbour's way."""
+    two = Way(2, 1)
+    sizer = settled(lambda num_branches, way: (10 if way == two else 12) * max(1, num_branches / 4), ways_of(2))
+    assert (sizer.knee("s"), sizer.way("s", 4, 16)) == (4, two)
+
+    assert (sizer.max_branches("small", 4), sizer.way("small", 16, 4)) == (16, two)
+    assert sizer.max_branches("large", 64) == 2
+
+
+def test_a_busy_moment_does_not_shut_a_way_for_ever():
+    """A way that looked slow once is tried again after some hundred steps."""
+    slow, fast = Way(1, 2), Way(2, 1)
+    sizer = BatchSizer(ways=(slow, fast), max_branches=2)
+    for way, ms in ((slow, 10.0), (slow, 10.0), (fast, 14.0), (fast, 14.0)):
+        sizer.observe("s", 2, 16, way, ms)
+    taken = []
+    for _ in range(600):
+        taken.append(sizer.way("s", 2, 16))
+        sizer.observe("s", 2, 16, taken[-1], 10.0 if taken[-1] == slow else 5.0)
+
+    assert taken[0] == slow
+    assert taken[-1] == fast

@@ -18,7 +18,9 @@ from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.load import load_kind
 from triptych.generate.kinds.row import Row
 from triptych.generate.runner import StepRunner
+from triptych.generate.schedule import Way
 from triptych.generate.step_cache import step_cache_of
+from triptych.generate.step_workers import StepWorkers
 from triptych.generate.tea_fit import fit_points, fit_teacache
 from triptych.testing.toy_diffusion import make_diffusion_folder
 
@@ -42,13 +44,15 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
 
 
 @torch.inference_mode()
-def run_cached(kind: Kind, rows: list[Row], settings: list[CacheSetting | None]) -> None:
-    runner = StepRunner(kind)
+def run_cached(kind: Kind, rows: list[Row], settings: list[CacheSetting | None], num_workers: int = 1) -> None:
+    workers = StepWorkers(num_workers)
+    runner = StepRunner(kind, workers=workers)
     for row, setting in zip(rows, settings, strict=True):
         if setting is not None:
             row.caches = new_caches(row, setting)
     while unfinished := [row for row in rows if row.step < row.num_steps]:
-        assert not runner.step(unfinished).failures
+        assert not runner.step(unfinished, way=Way(num_workers, 1)).failures
+    workers.close()
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -64,8 +68,9 @@ def test_a_cache_that_never_hits_changes_nothing(kinds: dict[str, Kind], name: s
     assert relative_error(row.latents, run_alone(kind, request).latents) <= BOUND
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("name", CACHEABLE)
-def test_rows_hit_and_compute_in_one_batch(kinds: dict[str, Kind], name: str):
+def test_rows_hit_and_compute_in_one_batch(kinds: dict[str, Kind], name: str, num_workers: int):
     """Rows that always hit with either cache, that never do, and one without a cache, together: each is as alone."""
     kind = kinds[name]
     settings = [
@@ -79,7 +84,7 @@ def test_rows_hit_and_compute_in_one_batch(kinds: dict[str, Kind], name: str):
     with torch.inference_mode():
         together = [start(kind, request) for request in requests]
         alone = [start(kind, request) for request in requests]
-    run_cached(kind, together, settings)
+    run_cached(kind, together, settings, num_workers)
     for row, setting in zip(alone, settings, strict=True):
         run_cached(kind, [row], [setting])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext
 from queue import Queue
 
 import torch
@@ -17,6 +18,7 @@ from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import GenerateConfig
 from triptych.core.errors import Conflict, InternalError, Overloaded
 from triptych.core.stages import StageClock
+from triptych.generate.cpu_threads import keep_freed_memory, on_cores
 from triptych.generate.decode_stage import DecodeStage
 from triptych.generate.events import GenerateEvent, GenerateFinal
 from triptych.generate.flight import Flight
@@ -24,6 +26,7 @@ from triptych.generate.kinds.base import Kind
 from triptych.generate.knee_store import KneeStore
 from triptych.generate.preview import fit_preview
 from triptych.generate.request import GenerateRequest, ModelTraits
+from triptych.generate.schedule import StepTable
 from triptych.generate.step_loop import StepLoop
 from triptych.generate.text_stage import TextStage
 from triptych.generate.totals import Totals
@@ -70,6 +73,8 @@ class GenerateEngine:
     def _start(self) -> None:
         if self._config.num_threads is not None:
             torch.set_num_threads(self._config.num_threads)
+        if self._kind.device.type == "cpu":
+            keep_freed_memory()
         with torch.inference_mode():
             self._loop.preview = fit_preview(self._kind)
             if self._config.warm_up:
@@ -172,8 +177,8 @@ class GenerateEngine:
             "generate_tiled_decodes": float(self._decode.num_tiled),
         }
 
-    def step_table(self) -> dict[str, dict[int, float]]:
-        """Step time in ms by size and number of branches, as measured: where batching stops to pay."""
+    def step_table(self) -> StepTable:
+        """Step time by size, number of branches and way, as measured: where batching stops to pay."""
         return self._loop.sizer.table()
 
     # the three threads
@@ -183,7 +188,8 @@ class GenerateEngine:
         while (flight := self._encode_queue.get()) is not None:
             if self._still_wanted(flight):
                 try:
-                    self._text.run(flight)
+                    with self._side_cores():
+                        self._text.run(flight)
                 except Exception as error:
                     flight.fail(error)
                 else:
@@ -196,15 +202,24 @@ class GenerateEngine:
             self._loop.run()
         finally:
             self._decode_queue.put(None)
+            self._loop.close()
 
     @torch.inference_mode()
     def _run_decode(self) -> None:
         while (flight := self._decode_queue.get()) is not None:
             if self._still_wanted(flight):
                 try:
-                    self._decode.run(flight)
+                    with self._side_cores():
+                        self._decode.run(flight)
                 except Exception as error:
                     flight.fail(error)
+
+    def _side_cores(self) -> AbstractContextManager[None]:
+        """Encode and decode take half of the cores while the step loop runs, all of them while it sleeps."""
+        if self._kind.device.type != "cpu":
+            return nullcontext()
+        num_threads = self._config.num_threads or torch.get_num_threads()
+        return on_cores(max(1, num_threads // 2) if self._loop.is_busy else num_threads)
 
     def _still_wanted(self, flight: Flight) -> bool:
         reason = flight.why_end()

@@ -16,12 +16,13 @@ from blake3 import blake3
 
 from triptych.generate.kinds.base import Kind
 from triptych.generate.picture_files import write_whole
+from triptych.generate.schedule import StepTable
 
 MAX_SHAPES = 256  # callers choose sizes: the newest are kept
 
 log = logging.getLogger(__name__)
 
-StepTable = dict[str, dict[int, float]]  # ms by shape and number of branches
+VERSION = 2  # of the file's form
 
 
 class KneeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,7 +33,8 @@ class KneeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dtype: str
     num_threads: int
     torch: str
-    step_ms: StepTable = {}
+    version: int = VERSION
+    shapes: StepTable = {}
 
 
 def default_folder() -> Path:
@@ -61,8 +63,8 @@ class KneeStore:
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
             log.warning("%s is not used, steps are measured anew: %s", self.path.name, error)
             return {}
-        is_ours = msgspec.structs.replace(found, step_ms={}) == self._key
-        return {shape: rungs for shape, rungs in found.step_ms.items() if is_ours}
+        is_ours = msgspec.structs.replace(found, shapes={}) == self._key
+        return {shape: times for shape, times in found.shapes.items() if is_ours}
 
     def save(self, table: StepTable) -> None:
         """Write the newest shapes, whole or not at all."""
@@ -71,7 +73,7 @@ class KneeStore:
         newest = dict(list(table.items())[-MAX_SHAPES:])
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, msgspec.json.encode(msgspec.structs.replace(self._key, step_ms=newest)))
+            write_whole(self.path, msgspec.json.encode(msgspec.structs.replace(self._key, shapes=newest)))
         except OSError as error:
             log.warning("step times cannot be kept: %s", error.strerror)
 

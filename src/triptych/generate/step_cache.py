@@ -8,6 +8,7 @@ together again. Without a cached row in the batch nothing is touched.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,64 +22,76 @@ from triptych.generate.kinds.base import Kind
 UNBATCHED = frozenset({"image_rotary_emb", "rotary_emb"})  # shared by all rows
 
 
+_installing = threading.Lock()
+
+
 def step_cache_of(kind: Kind) -> StepCache:
     """The kind's own, put around its blocks on first use."""
-    if kind.installed_cache is None:
-        kind.installed_cache = StepCache(kind)
-    installed: StepCache = kind.installed_cache
-    return installed
+    with _installing:
+        if kind.installed_cache is None:
+            kind.installed_cache = StepCache(kind)
+        installed: StepCache = kind.installed_cache
+        return installed
 
 
 class StepCache:
-    """Does nothing outside `active`. Used by one thread at a time: the step loop's, or a calibration's."""
+    """Does nothing outside `active`. Forwards may run on several threads at once; each has its own state."""
 
     def __init__(self, kind: Kind) -> None:
         blocks = [block for name in kind.blocks for block in getattr(kind.denoiser, name)]
         assert len(blocks) > 1, "a kind with a block list has more than one block"
-        self._kind = kind
-        self._first, self._last = blocks[0], len(blocks) - 1
-        self._unbatched = frozenset() if kind.has_batched_rope else UNBATCHED
-        self._entries: Sequence[BranchCache | None] = ()
-        self._returns_pair = False  # (encoder's, picture's) hidden states, as two-stream blocks do
-        self._reset()
+        self.kind = kind
+        self.first, self.last = blocks[0], len(blocks) - 1
+        self.returns_pair = False  # (encoder's, picture's) hidden states, as two-stream blocks do
+        self._threads = threading.local()
         for index, block in enumerate(blocks):
             names = list(inspect.signature(block.forward).parameters)
             block.forward = partial(self._forward, index, block.forward, names)
 
-    def _reset(self) -> None:
-        self._rows: list[int] = list(range(len(self._entries)))  # that compute
+    @contextmanager
+    def active(self, entries: Sequence[BranchCache | None]) -> Iterator[None]:
+        """For one forward, on this thread, of a batch with these entries, one a row of the batch; None computes
+        always."""
+        self._threads.forward = _CachedForward(self, entries)
+        try:
+            yield
+        finally:
+            self._threads.forward = None
+
+    def _forward(self, index: int, block: Callable[..., Any], names: list[str], *args: Any, **kwargs: Any) -> Any:
+        forward: _CachedForward | None = getattr(self._threads, "forward", None)
+        if forward is None:
+            return block(*args, **kwargs)
+        return forward.run(index, block, dict(zip(names, args, strict=False)) | kwargs)
+
+
+class _CachedForward:
+    """The state of one forward: which rows of the batch are left, and what they had before the blocks."""
+
+    def __init__(self, owner: StepCache, entries: Sequence[BranchCache | None]) -> None:
+        self._owner = owner
+        self._entries = entries
+        self._unbatched = frozenset() if owner.kind.has_batched_rope else UNBATCHED
+        self._rows: list[int] = list(range(len(entries)))  # that compute
         self._picked: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: a whole tensor and its rows' part
         self._start: torch.Tensor | None = None  # [B, ...] before the first block
         self._after_head: dict[int, torch.Tensor] = {}  # [1, ...] by row
 
-    @contextmanager
-    def active(self, entries: Sequence[BranchCache | None]) -> Iterator[None]:
-        """For one forward of a batch with these entries, one a row of the batch; None computes always."""
-        self._entries = entries
-        self._reset()
-        try:
-            yield
-        finally:
-            self._entries = ()
-            self._reset()
-
-    def _forward(self, index: int, block: Callable[..., Any], names: list[str], *args: Any, **kwargs: Any) -> Any:
-        if not self._entries:
-            return block(*args, **kwargs)
-        inputs = dict(zip(names, args, strict=False)) | kwargs
+    def run(self, index: int, block: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+        """Block `index` of the forward."""
         if index == 0:
             self._start = inputs["hidden_states"]
             self._leave(self._tea_hits(inputs))
         out = self._run(block, inputs)
         if index == 0:
             out = self._after_first(out)
-        return self._finish(out) if index == self._last else out
+        return self._finish(out) if index == self._owner.last else out
 
     def _tea_hits(self, inputs: dict[str, Any]) -> set[int]:
         tea = {row: entry for row, entry in enumerate(self._entries) if isinstance(entry, TeaBranch)}
         if not tea:
             return set()
-        signal = self._kind.modulated_input(self._first, inputs)
+        signal = self._owner.kind.modulated_input(self._owner.first, inputs)
         return {row for row, entry in tea.items() if entry.decide(signal[row : row + 1])}
 
     def _leave(self, hits: set[int]) -> None:
@@ -90,11 +103,11 @@ class StepCache:
         """The block on the rows that compute; they may come whole or as the smaller batch of the block before."""
         if not self._rows:
             hidden = inputs["hidden_states"]
-            return (inputs.get("encoder_hidden_states"), hidden) if self._returns_pair else hidden
+            return (inputs.get("encoder_hidden_states"), hidden) if self._owner.returns_pair else hidden
         if len(self._rows) < len(self._entries):
             inputs = {name: value if name in self._unbatched else self._pick(value) for name, value in inputs.items()}
         out = block(**inputs)
-        self._returns_pair = isinstance(out, tuple)
+        self._owner.returns_pair = isinstance(out, tuple)
         return out
 
     def _pick(self, value: Any) -> Any:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from queue import Empty, Queue
 
+import torch
+
 from triptych.core.clock import Clock
 from triptych.core.config import GenerateConfig
 from triptych.core.errors import InternalError, ModelFault
+from triptych.generate.cpu_threads import can_limit_threads
 from triptych.generate.events import PreviewEvent, StepEvent
 from triptych.generate.flight import Flight
 from triptych.generate.kinds.base import Kind
-from triptych.generate.kinds.row import Row
+from triptych.generate.kinds.row import Conditioning, Row
 from triptych.generate.preview import LatentPreview
 from triptych.generate.request import GenerateRequest, ModelTraits
 from triptych.generate.runner import StepOutcome, StepRunner
-from triptych.generate.schedule import BatchKey, BatchSizer, Job, StepPlan, StepScheduler
+from triptych.generate.schedule import ONE_WORKER, BatchKey, BatchSizer, Job, StepPlan, StepScheduler, Way, ways_of
 from triptych.generate.stages import GenerateStage
+from triptych.generate.step_workers import StepWorkers
 from triptych.generate.text_stage import TextStage
 from triptych.generate.totals import Totals
 
@@ -31,13 +35,19 @@ class StepLoop:
         self.traits: ModelTraits = kind.traits()
         self.inbox: Queue[Flight | None] = Queue(config.max_resident)
         self.preview: LatentPreview | None = None
-        self.sizer = BatchSizer(max_step_tokens=config.max_step_tokens, max_branches=config.max_step_branches)
+        ways: tuple[Way, ...] = (ONE_WORKER,)
+        if kind.device.type == "cpu" and can_limit_threads():
+            ways = ways_of(config.num_threads or torch.get_num_threads())
+        self.sizer = BatchSizer(
+            max_step_tokens=config.max_step_tokens, max_branches=config.max_step_branches, ways=ways
+        )
         self._config = config
         self._clock = clock
         self._outbox = outbox
         self._totals = totals
         self._scheduler = StepScheduler(self.sizer)
-        self._runner = StepRunner(kind, max_forward_tokens=config.max_step_tokens)
+        self._workers = StepWorkers(max(way.num_workers for way in ways)) if len(ways) > 1 else None
+        self._runner = StepRunner(kind, max_forward_tokens=config.max_step_tokens, workers=self._workers)
         self._flights: dict[str, Flight] = {}
         self._is_open = True
 
@@ -49,6 +59,11 @@ class StepLoop:
             plan = self._scheduler.plan()
             if plan is not None:
                 self._settle(plan, self._step(plan))
+
+    def close(self) -> None:
+        """After `run`."""
+        if self._workers is not None:
+            self._workers.close()
 
     def _receive(self) -> None:
         """Take in what waits; sleep when there is nothing else to do."""
@@ -64,11 +79,16 @@ class StepLoop:
 
     def _join(self, flight: Flight) -> None:
         assert flight.row is not None
-        request, kind = flight.request, self.kind
-        key = BatchKey(kind.name, request.width_px, request.height_px, request.num_frames, kind.variant(request))
+        request = flight.request
         self._flights[flight.request_id] = flight
         self._scheduler.join(
-            Job(flight.request_id, key, flight.row.num_steps, len(flight.row.branches), kind.branch_tokens(request))
+            Job(
+                flight.request_id,
+                self._key(request),
+                flight.row.num_steps,
+                len(flight.row.branches),
+                self.kind.branch_tokens(request),
+            )
         )
 
     def _drop_unwanted(self) -> None:
@@ -90,14 +110,14 @@ class StepLoop:
         rows = [_row(flight) for flight in flights]
         keep = [row.step + 1 in flight.preview_steps for flight, row in zip(flights, rows, strict=True)]
         started_s = self._clock.now_s()
-        outcome = self._run_safely(rows, keep)
+        outcome = self._run_safely(rows, keep, plan.way)
         step_ms = (self._clock.now_s() - started_s) * 1e3
         self._measure(plan, flights, step_ms, outcome)
         return outcome
 
-    def _run_safely(self, rows: list[Row], keep: list[bool]) -> StepOutcome:
+    def _run_safely(self, rows: list[Row], keep: list[bool], way: Way) -> StepOutcome:
         try:
-            return self._runner.step(rows, keep_estimates=keep)
+            return self._runner.step(rows, keep_estimates=keep, way=way)
         except Exception as error:  # a mistake of ours: these rows fail, the loop lives on
             fault = InternalError(f"{type(error).__name__} in the step loop")
             return StepOutcome(dict.fromkeys(range(len(rows)), fault))
@@ -105,8 +125,8 @@ class StepLoop:
     def _measure(self, plan: StepPlan, flights: list[Flight], step_ms: float, outcome: StepOutcome) -> None:
         if outcome.ran_out_of_memory:
             self.sizer.limit(str(plan.key), plan.num_branches // 2)
-        elif not outcome.failures:
-            self.sizer.observe(str(plan.key), plan.num_branches, step_ms)
+        elif not outcome.failures and not any(_row(flight).caches for flight in flights):  # skipped steps tell nothing
+            self.sizer.observe(str(plan.key), plan.num_branches, plan.branch_tokens, plan.way, step_ms)
         self._totals.step(len(flights), step_ms)
         for flight in flights:
             flight.count("steps", 1)
@@ -148,27 +168,43 @@ class StepLoop:
         self._outbox.put(flight)
 
     def warm_up(self, text: TextStage) -> None:
-        """Measure one step of the default size at 1, 2, 4, ... branches, up to the knee or `warm_up_s`; what an earlier
-        run left is not measured again."""
-        request = _warm_request(self.traits)
-        branch = text.encode(request.prompt, is_negative=False)
-        key = BatchKey(self.kind.name, request.width_px, request.height_px, 1, self.kind.variant(request))
-        tokens = self.kind.branch_tokens(request)
-        started_s = self._clock.now_s()
-        num_branches = 1
-        while num_branches <= self.sizer.max_branches(str(key), tokens):
-            if self.sizer.is_measured(str(key), num_branches):
+        """Measure one step of the default size, and then of half its sides, at 1, 2, 4, ... branches, up to the knee or
+        `warm_up_s`; what an earlier run left is not measured again."""
+        until_s = self._clock.now_s() + self._config.warm_up_s
+        for request in _warm_requests(self.traits):
+            branch = text.encode(request.prompt, is_negative=False)
+            num_branches = 1
+            while num_branches <= self.sizer.max_branches(*self._shape(request)):
+                if not self._measure_rung(request, branch, num_branches, until_s):
+                    return
                 num_branches *= 2
-                continue
-            rows = [self.kind.prepare(request, (branch,)) for _ in range(num_branches)]
-            for _ in range(2):  # the first of a shape pays for allocations
-                step_started_s = self._clock.now_s()
-                self._runner.predict(rows)
-                now_s = self._clock.now_s()
-                self.sizer.observe(str(key), num_branches, (now_s - step_started_s) * 1e3)
-            if now_s - started_s > self._config.warm_up_s:
-                return
-            num_branches *= 2
+
+    def _shape(self, request: GenerateRequest) -> tuple[str, int]:
+        """What the sizer knows a request's rows by: their key's name, and the tokens of a branch."""
+        return str(self._key(request)), self.kind.branch_tokens(request)
+
+    def _key(self, request: GenerateRequest) -> BatchKey:
+        kind = self.kind
+        return BatchKey(kind.name, request.width_px, request.height_px, request.num_frames, kind.variant(request))
+
+    def _measure_rung(self, request: GenerateRequest, branch: Conditioning, num_branches: int, until_s: float) -> bool:
+        """Each way until it is known; False when the time is up."""
+        shape, branch_tokens = self._shape(request)
+        rows = [self.kind.prepare(request, (branch,)) for _ in range(num_branches)]
+        for way in self.sizer.ways:
+            while way.num_workers <= num_branches and self.sizer.is_worth_trying(shape, num_branches, way):
+                started_s = self._clock.now_s()
+                if started_s > until_s:
+                    return False
+                self._runner.predict(rows, way)
+                step_ms = (self._clock.now_s() - started_s) * 1e3
+                self.sizer.observe(shape, num_branches, branch_tokens, way, step_ms)
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether rows are being denoised. Any thread may ask."""
+        return len(self._scheduler) > 0
 
     def stats(self) -> dict[str, float]:
         return {"running": float(len(self._scheduler)), "denoise_queue_depth": float(self.inbox.qsize())}
@@ -180,14 +216,20 @@ def _row(flight: Flight) -> Row:
     return flight.row
 
 
-def _warm_request(traits: ModelTraits) -> GenerateRequest:
-    return GenerateRequest(
-        request_id="warm-up",
-        prompt="a picture",
-        width_px=traits.default_width_px,
-        height_px=traits.default_height_px,
-        num_steps=2,
-        guidance_scale=1.0,
-        seed=0,
-        frames_per_s=traits.default_frames_per_s,
-    )
+def _warm_requests(traits: ModelTraits) -> list[GenerateRequest]:
+    multiple = traits.size_multiple_px
+    width_px, height_px = traits.default_width_px, traits.default_height_px
+    half = tuple(max(1, side_px // 2 // multiple) * multiple for side_px in (width_px, height_px))
+    return [
+        GenerateRequest(
+            request_id="warm-up",
+            prompt="a picture",
+            width_px=size_px[0],
+            height_px=size_px[1],
+            num_steps=2,
+            guidance_scale=1.0,
+            seed=0,
+            frames_per_s=traits.default_frames_per_s,
+        )
+        for size_px in dict.fromkeys(((width_px, height_px), half))
+    ]

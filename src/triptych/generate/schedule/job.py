@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triptych.generate.schedule.way import Way
+
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
@@ -44,9 +46,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One denoising step: rows of one key, in order of arrival of their deadline."""
+    """One denoising step: rows of one key, in order of arrival of their deadline, and the way to run them."""
 
     key: BatchKey
     job_ids: tuple[str, ...]
     num_branches: int
     step_tokens: int
+    branch_tokens: int
+    way: Way

@@ -84,13 +84,21 @@ class StepScheduler:
         return plans[key]
 
     def _batch(self, key: BatchKey, lane: _Lane) -> StepPlan:
-        room = self._sizer.max_branches(str(key), lane.rows[0].job.branch_tokens)
+        branch_tokens = lane.rows[0].job.branch_tokens
+        room = self._sizer.max_branches(str(key), branch_tokens)
         chosen, num_branches = [lane.rows[0].job], lane.rows[0].job.num_branches
         for row in lane.rows[1:]:
             if num_branches + row.job.num_branches <= room:
                 chosen.append(row.job)
                 num_branches += row.job.num_branches
-        return StepPlan(key, tuple(job.job_id for job in chosen), num_branches, sum(job.step_tokens for job in chosen))
+        return StepPlan(
+            key,
+            tuple(job.job_id for job in chosen),
+            num_branches,
+            num_branches * branch_tokens,
+            branch_tokens,
+            self._sizer.way(str(key), num_branches, branch_tokens),
+        )
 
     def settle(self, plan: StepPlan) -> list[str]:
         """Count one step for each row of `plan` that is still here; take out and return those at their end."""
