@@ -129,9 +129,9 @@ async def bench_film(seconds: int) -> None:
     )
 
 
-def serve_pictures(ready: Connection) -> None:
+def serve_pictures(ready: Connection, size_px: int = 512) -> None:
     """A server in a process of its own, so that its work is not taken for ours: 16 pictures, 50 ms before each."""
-    pictures = [saved(Image.fromarray(photo(512, 512, seed)), "JPEG", quality=85) for seed in range(16)]
+    pictures = [saved(Image.fromarray(photo(size_px, size_px, seed)), "JPEG", quality=85) for seed in range(16)]
 
     async def answer(path: str, headers: dict[str, str], writer: asyncio.StreamWriter) -> bool:
         await asyncio.sleep(0.05)
