@@ -447,5 +447,5 @@ async def test_tls_is_for_the_name_and_not_for_the_address():
     finally:
         await made.close()
         listener.close()
-    assert tls.names == [b"img.example"]
+    assert tls.names == ["img.example"]
     assert tls.check_hostname

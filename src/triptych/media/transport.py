@@ -20,6 +20,7 @@ from triptych.core.config import FetchConfig
 from triptych.core.errors import SourceTimeout, SourceUnavailable
 from triptych.media.addresses import Address
 from triptych.media.policy import Policy, Url
+from triptych.media.streams import connect
 
 RESOLVER_THREADS = 32  # a lookup that its caller gave up still holds one, until the name server's own deadline
 
@@ -69,7 +70,6 @@ class PolicyBackend(httpcore.AsyncNetworkBackend):
         self._policy = policy
         self._config = config
         self._resolver = resolver
-        self._network = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -85,9 +85,7 @@ class PolicyBackend(httpcore.AsyncNetworkBackend):
         for number, address in enumerate(addresses):
             left_s = max(0.05, deadline_s - time.monotonic())
             try:
-                return await self._network.connect_tcp(
-                    str(address), port, timeout=left_s / (len(addresses) - number), socket_options=socket_options
-                )
+                return await connect(str(address), port, left_s / (len(addresses) - number))
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 if number == len(addresses) - 1:
                     raise
