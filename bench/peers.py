@@ -1,4 +1,4 @@
-"""Who is measured, and how each is started: the same folder, two threads, bfloat16, no picture splitting.
+"""Who is measured, and how each is started: the same folder, two threads, one dtype, no picture splitting.
 
 `triptych` and `vllm` are servers that the load client talks to. `transformers` and `openvino` are called in a process
 of their own (`bench.stock`), because that is how they are used.
@@ -41,6 +41,7 @@ class Options:
     openvino_folder: Path | None = None
     takes_pictures: bool = True
     num_threads: int = NUM_THREADS
+    dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ port = {port}
 [[models]]
 path = {json.dumps(str(options.folder))}
 name = "{MODEL_NAME}"
-engine = {{ dtype = "bfloat16", num_threads = {options.num_threads} }}
+engine = {{ dtype = "{options.dtype}", num_threads = {options.num_threads} }}
 {processor}
 """
 
@@ -93,7 +94,7 @@ def vllm(options: Options, log: Path) -> Iterator[Running]:
     port = free_port()
     command = [
         str(binary), "serve", str(options.folder), "--host", "127.0.0.1", "--port", str(port),
-        "--served-model-name", MODEL_NAME, "--dtype", "bfloat16", "--max-num-seqs", "16", "--skip-mm-profiling",
+        "--served-model-name", MODEL_NAME, "--dtype", options.dtype, "--max-num-seqs", "16", "--skip-mm-profiling",
         "--mm-processor-kwargs", json.dumps({"do_image_splitting": False}),
     ]  # fmt: skip
     env = environment(
@@ -112,7 +113,7 @@ SERVERS = {"triptych": triptych, "vllm": vllm}
 
 def transformers(options: Options, log: Path, *, quick: bool) -> dict[str, Any]:
     """Stock `generate` in this environment."""
-    return _in_process(Path(sys.executable), "transformers", options.folder, log, quick=quick)
+    return _in_process(Path(sys.executable), "transformers", options.folder, options.dtype, log, quick=quick)
 
 
 def openvino(options: Options, log: Path, *, quick: bool) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def openvino(options: Options, log: Path, *, quick: bool) -> dict[str, Any]:
     python = _tool(options.openvino_env, "python", "--openvino-env")
     if options.openvino_folder is None or not (options.openvino_folder / "config.json").exists():
         raise Absent("no exported folder: give one by --openvino-folder (bench/README.md says how it is made)")
-    return _in_process(python, "openvino", options.openvino_folder, log, quick=quick)
+    return _in_process(python, "openvino", options.openvino_folder, options.dtype, log, quick=quick)
 
 
 IN_PROCESS = {"transformers": transformers, "openvino": openvino}
@@ -135,8 +136,8 @@ def _tool(env: Path | None, name: str, flag: str) -> Path:
     return path
 
 
-def _in_process(python: Path, kind: str, folder: Path, log: Path, *, quick: bool) -> dict[str, Any]:
-    command = [str(python), "-m", "bench.stock", kind, str(folder), *(["--quick"] if quick else [])]
+def _in_process(python: Path, kind: str, folder: Path, dtype: str, log: Path, *, quick: bool) -> dict[str, Any]:
+    command = [str(python), "-m", "bench.stock", kind, str(folder), "--dtype", dtype, *(["--quick"] if quick else [])]
     with log.open("wb") as err:
         done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=err, timeout=900)
     if done.returncode:

@@ -33,11 +33,17 @@ def main() -> None:
     args = _arguments()
     folder = args.folder or _random_folder()
     options = peers.Options(
-        folder, args.vllm_env, tuple(args.vllm_preload), tuple(args.preload), args.openvino_env, args.openvino_folder
+        folder,
+        args.vllm_env,
+        tuple(args.vllm_preload),
+        tuple(args.preload),
+        args.openvino_env,
+        args.openvino_folder,
+        dtype=args.dtype,
     )
     suite = Suite(seed=args.seed).quick() if args.quick else Suite(seed=args.seed)
     console = Console(width=160)
-    report: dict[str, Any] = {"about": about(folder, suite), "peers": {}, "start_s": {}, "absent": {}}
+    report: dict[str, Any] = {"about": about(folder, suite, args.dtype), "peers": {}, "start_s": {}, "absent": {}}
     for peer in args.peers:
         console.print(f"[bold]{peer}[/bold]")
         _measure(peer, options, suite, report, console, quick=args.quick)
@@ -56,6 +62,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--openvino-env", type=Path, help="virtual environment with optimum-intel")
     parser.add_argument("--openvino-folder", type=Path, help="the exported model")
     parser.add_argument("--peers", nargs="+", choices=known, default=known)
+    parser.add_argument(
+        "--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of all peers; float32 without AVX512-BF16"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a third of the work: for a look, not for the record")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -92,13 +101,13 @@ def _measure(
             report["peers"][peer] = figures
 
 
-def about(folder: Path, suite: Suite) -> dict[str, Any]:
+def about(folder: Path, suite: Suite, dtype: str) -> dict[str, Any]:
     """What was measured and on what; no path, so that results can be shared."""
     config = json.loads((folder / "config.json").read_text())
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "architecture": config.get("architectures"),
-        "dtype": "bfloat16",
+        "dtype": dtype,
         "threads": peers.NUM_THREADS,
         "work": {
             "picture_px": [suite.size_px, suite.size_px],

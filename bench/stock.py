@@ -1,6 +1,6 @@
 """Stock `generate`, in process, with a static batch: what one gets from transformers or OpenVINO without a server.
 
-    python -m bench.stock transformers|openvino FOLDER [--quick]
+    python -m bench.stock transformers|openvino FOLDER [--dtype float32] [--quick]
 
 Needs torch, transformers, numpy and Pillow alone (OpenVINO: optimum-intel too), so that it runs in a peer's own
 environment. The last line of its output is the figures as JSON, in the form of `bench.summary`.
@@ -35,16 +35,20 @@ class Stamps(transformers.StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def load(kind: str, folder: str) -> tuple[Any, Any]:
+def load(kind: str, folder: str, dtype: str) -> tuple[Any, Any]:
     processor = transformers.AutoProcessor.from_pretrained(folder)
     processor.tokenizer.padding_side = "left"
     processor.image_processor.do_image_splitting = False
     if kind == "openvino":
         from optimum.intel import OVModelForVisualCausalLM  # in its own environment only
 
-        return OVModelForVisualCausalLM.from_pretrained(folder, ov_config={"INFERENCE_NUM_THREADS": 2}), processor
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16)
+        return OVModelForVisualCausalLM.from_pretrained(folder, ov_config=_openvino(dtype)), processor
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype))
     return model.eval(), processor
+
+
+def _openvino(dtype: str) -> dict[str, Any]:
+    return {"INFERENCE_NUM_THREADS": 2, "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32"}[dtype]}
 
 
 def ask(model: Any, processor: Any, spec: WorkSpec, first: int, batch: int) -> tuple[float, list[float]]:
@@ -101,10 +105,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["transformers", "openvino"])
     parser.add_argument("folder")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    model, processor = load(args.kind, args.folder)
+    model, processor = load(args.kind, args.folder, args.dtype)
     measure(model, processor, "unique", 900_000, 1, 1)
     calls = 3 if args.quick else 6
     figures = {

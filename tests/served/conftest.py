@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,7 +17,17 @@ from tests.served.faulty_engine import DELAYS_VARIABLE
 from tests.served.sources import Sources
 from triptych import launch, zoo
 from triptych.cluster.engine_process import EngineProcess
-from triptych.core.config import Config, EngineConfig, HttpConfig, MediaConfig, ModelConfig, SourcePolicy, Tenant, Tier
+from triptych.core.config import (
+    Config,
+    EngineConfig,
+    FetchConfig,
+    HttpConfig,
+    MediaConfig,
+    ModelConfig,
+    SourcePolicy,
+    Tenant,
+    Tier,
+)
 
 CHAT = "/v1/chat/completions"
 EMBED_BYTES = 192 * 4
@@ -27,7 +38,7 @@ ENGINE = EngineConfig(
     kv_cache_bytes=6 * 2**20,
     encoder_cache_bytes=900 * EMBED_BYTES,
 )
-TIER = Tier(max_images=4, max_item_pixels=2_000_000, max_item_bytes=4 * 2**20)
+TIER = Tier(max_images=4, max_item_pixels=2_000_000, max_item_bytes=4 * 2**20, max_download_s=60)
 
 # What many models' templates say, and the embedded one's does not.
 STRICT_ROLES = """{%- for message in messages -%}
@@ -53,9 +64,12 @@ RESERVED = {
 
 @dataclass
 class Served:
-    """A server that is ready, what it may fetch from, and how slow its model is made."""
+    """A server that is ready, its model's folder, what it said at its start, what it may fetch from, and how slow it
+    is made."""
 
     url: str
+    folder: Path
+    log: list[str]
     sources: Sources
     _delays: Path
 
@@ -79,7 +93,13 @@ class Served:
             self._delays.write_text("0 0")
 
     def metrics(self) -> dict[str, float]:
-        """Each metric's sum over its labels; beside them `QUEUE_queue`, `CACHE_entries`, and `cancelled` requests."""
+        """Each metric's sum over its labels; beside them `QUEUE_queue`, `CACHE_entries`, and `cancelled` requests. An
+        engine that is in a slow layer answers after it."""
+        while not (found := self._metrics())["triptych_engine_up"]:
+            pass
+        return found
+
+    def _metrics(self) -> dict[str, float]:
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics", timeout=30).text):
             for sample in family.samples:
@@ -109,7 +129,7 @@ class Served:
             time.sleep(0.02)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory) -> Iterator[Served]:
     delays = tmp_path_factory.mktemp("delays") / "delays"
     delays.write_text("0 0")
@@ -123,11 +143,27 @@ def served(tmp_path_factory) -> Iterator[Served]:
         config = Config(
             models=(ModelConfig(str(folder), engine=ENGINE),),
             http=HttpConfig(port=0),
-            media=MediaConfig(policy=policy),
+            media=MediaConfig(policy=policy, fetch=FetchConfig(read_timeout_s=60, total_timeout_s=60)),
             tiers={"default": TIER},
             tenants=(Tenant(name="user", key="user"), Tenant(name="admin", key="admin", admin=True)),
         )
         patch.setenv(DELAYS_VARIABLE, str(delays))
         patch.setattr(launch, "EngineProcess", functools.partial(EngineProcess, module="tests.served.faulty_engine"))
-        with launch.background_server(config) as url:
-            yield Served(url, sources, delays)
+        with _logged("triptych.launch") as log, launch.background_server(config) as url:
+            yield Served(url, folder, log, sources, delays)
+
+
+@contextlib.contextmanager
+def _logged(name: str) -> Iterator[list[str]]:
+    """What this logger says, from its level INFO on."""
+    said: list[str] = []
+    logger, handler = logging.getLogger(name), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

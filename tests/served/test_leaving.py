@@ -111,16 +111,18 @@ def test_in_processor(served, stream, monkeypatch):
 
 
 def test_in_the_encoders_queue(served, stream):
-    """A picture that waits behind two large ones is not encoded."""
-    first = ask("?", image_part(picture(1, 448, 448)), image_part(picture(2, 448, 448)))  # a job each, of four layers
-    cancelled = served.num_cancelled()
-    with served.slow(layer_s=0.8), sent(served, first):
-        wait_for(lambda: served.metrics()["encoder_queue"] == 1)
+    """A picture that waits behind two others, each a job of four layers, is not encoded."""
+    with contextlib.ExitStack() as others, served.slow(layer_s=0.8):
+        for index in range(2):
+            others.enter_context(sent(served, ask("?", image_part(picture(index, 448, 448)))))
+        wait_for(lambda: served.metrics()["triptych_running"] == 2)
+        cancelled = served.num_cancelled()
         with sent(served, ask("?", image_part(picture(3, 448, 448)), stream=stream)):
-            wait_for(lambda: served.metrics()["triptych_running"] == 2)
+            wait_for(lambda: served.metrics()["triptych_running"] == 3)
             assert served.metrics()["encoder_queue"] >= 1
         wait_for(lambda: served.num_cancelled() == cancelled + 1)
-        wait_for(lambda: served.metrics()["triptych_running"] == 1)
+        wait_for(lambda: served.metrics()["triptych_running"] == 2)
+        assert served.metrics()["encoder_queue"] <= 1
     served.wait_until_free()
 
 
