@@ -201,7 +201,7 @@ def calibrate(model: str, caches: tuple[str, ...], default: str | None, judge: s
     """
     from triptych.generate.cache_setting import STEP_CACHES
     from triptych.generate.calibrate import FILE_NAME, calibrate_folder
-    from triptych.generate.quality_table import by_setting
+    from triptych.generate.quality_table import by_edit, by_setting
     from triptych.launch import diffusion_folder
 
     with _plain_errors(), ERR.status("drawing") as status:
@@ -217,6 +217,8 @@ def calibrate(model: str, caches: tuple[str, ...], default: str | None, judge: s
         )
     for name, one in found.caches.items():
         click.echo(by_setting(one.trials) + "\n")
+        if one.edits:
+            click.echo(by_edit(one.edits) + "\n")
         click.echo(f"{name}: {one.setting or one.reason}\n")
     click.echo(f"written to {folder / FILE_NAME}; default: {found.default or 'no cache'}")
 
@@ -229,6 +231,7 @@ def calibrate(model: str, caches: tuple[str, ...], default: str | None, judge: s
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Folder for quality.json, .md and contact-sheet.png."
 )
+@click.option("--task", type=click.Choice(["image-to-image", "inpaint"]), help="Edits of made pictures.  [from text]")
 @_case_options
 def quality(
     model: str,
@@ -270,6 +273,7 @@ def _grid_and_judge(folder: Path, judge: str, cases: dict[str, Any]) -> tuple[An
     import random
 
     from triptych.generate.evaluate import PROMPTS, Grid
+    from triptych.generate.request import Task
     from triptych.testing.judge import is_shown
     from triptych.testing.prompts import invent_prompt
 
@@ -282,7 +286,9 @@ def _grid_and_judge(folder: Path, judge: str, cases: dict[str, Any]) -> tuple[An
     invented = [invent_prompt(rng, held_out=True) for _ in range(number or 8)] if has_judge else []
     prompts = tuple(map(str, invented)) or chosen or PROMPTS[: number or len(PROMPTS)]
     known = {str(prompt): prompt for prompt in invented}
-    fields = {name: value or None for name, value in cases.items() if name != "num_seeds"}
+    fields = {name: value or None for name, value in cases.items() if name not in ("num_seeds", "task")}
+    if cases.get("task"):
+        fields["task"], has_judge = Task(cases["task"]), False  # an edit shows more than its prompt
     grid = Grid(prompts=tuple(dict.fromkeys(prompts)), sizes_px=sizes, num_seeds=cases["num_seeds"], **fields)
     return grid, (lambda prompt, frames: is_shown(known[prompt], frames[0])) if has_judge else None
 

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 
 from triptych.cli import main
+from triptych.core.config import Tier
 from triptych.core.errors import InvalidMedia, InvalidRequest, UnsupportedMedia
 from triptych.generate import quality
 from triptych.generate.branch_cache import new_caches
 from triptych.generate.build import build_engine
 from triptych.generate.cache_setting import FIRST_BLOCK, STEP_CACHES, TEACACHE, CacheSetting
-from triptych.generate.calibrate import FILE_NAME, calibrate, save_calibration
+from triptych.generate.calibrate import FILE_NAME, calibrate, edits_of, save_calibration
 from triptych.generate.contact_sheet import TEXT_PX, ContactSheet
+from triptych.generate.edit_cases import edit_fields
 from triptych.generate.evaluate import Case, Grid, Report, draw_one, evaluate, requests_of, summarise
 from triptych.generate.fingerprint import model_fingerprint
 from triptych.generate.kinds.load import load_kind
 from triptych.generate.quality import compare, psnr_db, ssim
 from triptych.generate.quality_table import by_group, by_setting
-from triptych.generate.request import chosen_step_cache
+from triptych.generate.request import Task, check_request, chosen_step_cache, why_no_default_cache
 
 from .conftest import Toys, request_of
 from .test_engine import CONFIG, final_of
@@ -125,6 +129,65 @@ async def test_calibration_turns_the_cache_on_within_the_gate(toys: Toys, tmp_pa
         assert "| pass |" in by_setting(trials)
     assert "cache_hits" not in plain.counters
     assert stats["step_cache_hits"] == sum(final.counters["cache_hits"] for final in cached)
+
+
+def test_a_cache_is_on_for_the_edits_it_was_calibrated_for(toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The setting is tried on each kind of edit: where that passes a request may name it and gets it by default, where
+    it fails it is refused by name, off by default, and the reason is said."""
+    folder = Path(shutil.copytree(toys.folder("stable_diffusion_3"), tmp_path / "sd3"))
+    kind, cases = load_kind(folder, name="sd3"), [request_of(num_steps=8)]
+    edits = [
+        request_of(f"{task}", num_steps=12, **edit_fields(task, 32, 32, 0))
+        for task in (Task.IMAGE_TO_IMAGE, Task.INPAINT)
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(quality, "MIN_SSIM", -1.0)
+        patch.setattr(quality, "MIN_PSNR_DB", 0.0)
+        found = calibrate(
+            kind,
+            cases,
+            edits=edits,
+            settings=settings_of(1e9),
+            fingerprint=model_fingerprint(folder),
+            default=FIRST_BLOCK,
+        )
+    tried = found.caches[FIRST_BLOCK]
+    assert set(tried.edits) == {Task.IMAGE_TO_IMAGE, Task.INPAINT}
+    assert all(summary.hit_rate > 0 and summary.passes for summary in tried.edits.values())
+    failing = msgspec.structs.replace(tried.edits[Task.INPAINT], failures=("SSIM 0.5 is below 0.95",))
+    tried = msgspec.structs.replace(tried, edits=tried.edits | {str(Task.INPAINT): failing})
+    save_calibration(folder, msgspec.structs.replace(found, caches={FIRST_BLOCK: tried}))
+    traits = build_engine(folder, name="sd3").traits
+
+    assert chosen_step_cache(None, traits, Task.IMAGE_TO_IMAGE) == FIRST_BLOCK
+    check_request(dataclasses.replace(edits[0], step_cache=FIRST_BLOCK), traits, Tier())
+    assert chosen_step_cache(None, traits, Task.INPAINT) is None
+    assert "fails the quality gate for inpaint: SSIM 0.5" in why_no_default_cache(traits, Task.INPAINT)
+    with pytest.raises(InvalidRequest, match="'first-block' is off here; it fails the quality gate for inpaint"):
+        check_request(dataclasses.replace(edits[1], step_cache=FIRST_BLOCK), traits, Tier())
+
+
+def test_a_calibration_on_text_alone_leaves_edits_without_a_cache(toys: Toys, tmp_path: Path):
+    """A file that says nothing of edits is used for pictures from text, and edits say that they were not calibrated."""
+    kind = load_kind(Path(shutil.copytree(toys.folder("stable_diffusion_3"), tmp_path / "sd3")), name="sd3")
+    kind.step_caches, kind.default_step_cache = {FIRST_BLOCK: settings_of(0.1)[0]}, FIRST_BLOCK
+    traits = kind.traits()
+
+    assert chosen_step_cache(None, traits) == FIRST_BLOCK
+    assert chosen_step_cache(None, traits, Task.IMAGE_TO_IMAGE) is None
+    assert "was not calibrated for image-to-image" in why_no_default_cache(traits, Task.IMAGE_TO_IMAGE)
+
+
+def test_edits_are_calibrated_at_the_models_own_values(toys: Toys):
+    """One case a prompt and kind of edit; a model without edits has none."""
+    grid = Grid(prompts=("a", "b"), num_steps=(12, 6))
+    requests = edits_of(toys.kind("stable_diffusion_3"), grid)
+
+    assert [(request.prompt, request.task) for request in requests] == [
+        (prompt, task) for task in (Task.IMAGE_TO_IMAGE, Task.INPAINT) for prompt in ("a", "b")
+    ]
+    assert {request.num_steps for request in requests} == {12}
+    assert edits_of(toys.kind("pixart"), grid) == []
 
 
 def test_a_calibration_of_other_weights_is_not_used(toys: Toys, tmp_path: Path):

@@ -7,19 +7,23 @@ the file says so, which `calibrate` does on request and for a setting inside the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from triptych.core.errors import InvalidRequest, UnsupportedMedia
 from triptych.generate.cache_setting import FIRST_BLOCK, STEP_CACHES, TEACACHE, CacheSetting
-from triptych.generate.evaluate import Case, Grid, Judge, OnCase, Report, evaluate, requests_of
+from triptych.generate.evaluate import Case, Grid, Judge, OnCase, Report, Summary, evaluate, requests_of, summarise
 from triptych.generate.fingerprint import model_fingerprint
 from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.load import load_kind
 from triptych.generate.picture_files import write_whole
-from triptych.generate.request import GenerateRequest
+from triptych.generate.request import EDIT_TASKS, GenerateRequest, Task
 from triptych.generate.tea_fit import TeaFit, fit_teacache
+
+T = TypeVar("T")
 
 FILE_NAME = "step_cache.json"
 THRESHOLDS = {
@@ -32,12 +36,13 @@ MIN_HIT_RATE = 0.01
 
 class CacheCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`setting` None: nothing passed, and `reason` says what came nearest. `trials` hold the cases of the chosen
-    setting only."""
+    setting only. `edits`: what that setting costs edits, by task; it is for those whose summary passes."""
 
     setting: CacheSetting | None
     reason: str
     trials: tuple[Report, ...]
     fit: TeaFit | None = None
+    edits: dict[str, Summary] = {}
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,6 +58,7 @@ def calibrate(
     kind: Kind,
     requests: Sequence[GenerateRequest],
     *,
+    edits: Sequence[GenerateRequest] = (),
     caches: Sequence[str] = STEP_CACHES,
     settings: Sequence[CacheSetting] | None = None,
     judge: Judge | None = None,
@@ -61,8 +67,9 @@ def calibrate(
     on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
 ) -> Calibration:
     """Try `settings` (by default a ladder of thresholds, with both orders) and take the one that skips most inside the
-    gate; it is drawn once more in turn with no cache, for its speedup. Raises UnsupportedMedia for a kind without a
-    block list, InvalidRequest when `default` did not pass."""
+    gate on `requests`; it is drawn once more in turn with no cache, for its speedup, and then on `edits`, which it is
+    for where they pass too. Raises UnsupportedMedia for a kind without a block list, InvalidRequest when `default` did
+    not pass."""
     if not kind.blocks:
         raise UnsupportedMedia(f"{type(kind.pipeline).__name__} has no list of blocks to skip")
     fit = fit_teacache(kind, requests) if TEACACHE in caches and settings is None else None
@@ -79,7 +86,8 @@ def calibrate(
     for name in caches:
         mine = [report for report in reports if report.setting.cache == name]
         if mine:
-            found[name] = _timed(kind, requests, _choose(name, mine, fit), judge)
+            chosen = _timed(kind, requests, _choose(name, mine, fit), judge)
+            found[name] = msgspec.structs.replace(chosen, edits=_edited(kind, edits, chosen.setting))
     if default is not None and (default not in found or found[default].setting is None):
         reason = found[default].reason if default in found else f"it was not calibrated, only {', '.join(found)}"
         raise InvalidRequest(f"{default!r} is refused as default: {reason}")
@@ -135,6 +143,35 @@ def _timed(
     return msgspec.structs.replace(found, trials=trials)
 
 
+def _edited(kind: Kind, edits: Sequence[GenerateRequest], setting: CacheSetting | None) -> dict[str, Summary]:
+    """By task. Edits are not judged: what they show is not the prompt's alone."""
+    if setting is None or not edits:
+        return {}
+    (report,) = evaluate(kind, edits, [setting])
+    tasks = dict.fromkeys(case.task for case in report.cases)
+    return {str(task): summarise([case for case in report.cases if case.task == task]) for task in tasks}
+
+
+def edits_of(kind: Kind, grid: Grid) -> list[GenerateRequest]:
+    """The edits that a model is calibrated on: every prompt at its own size, steps and guidance; none where it has
+    none."""
+    traits = kind.traits()
+    own = replace(
+        grid,
+        sizes_px=_first(grid.sizes_px) or ((traits.default_width_px, traits.default_height_px),),
+        num_steps=_first(grid.num_steps) or (traits.default_num_steps,),
+        guidance_scales=_first(grid.guidance_scales) or (traits.default_guidance_scale,),
+        num_seeds=1,
+    )
+    return [
+        request for task in EDIT_TASKS if task in kind.tasks for request in requests_of(kind, replace(own, task=task))
+    ]
+
+
+def _first(values: tuple[T, ...] | None) -> tuple[T, ...] | None:
+    return values[:1] if values else None
+
+
 def calibrate_folder(
     folder: Path,
     grid: Grid | None = None,
@@ -149,6 +186,7 @@ def calibrate_folder(
     calibration = calibrate(
         kind,
         requests_of(kind, grid or Grid()),
+        edits=edits_of(kind, grid or Grid()),
         caches=caches,
         judge=judge,
         default=default,
@@ -229,6 +267,7 @@ def load_calibration(folder: Path, kind: Kind) -> None:
     for name, found in calibration.caches.items():
         if found.setting is not None:
             kind.step_caches[name] = found.setting
+            kind.step_cache_edits[name] = {Task(task): "; ".join(found.edits[task].failures) for task in found.edits}
         else:
             kind.step_cache_reasons[name] = found.reason
     if calibration.default in kind.step_caches:

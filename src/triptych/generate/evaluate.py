@@ -22,10 +22,11 @@ from triptych.core.config import Tier
 from triptych.core.errors import UnsupportedMedia
 from triptych.generate.branch_cache import BranchCache, new_caches
 from triptych.generate.cache_setting import CacheSetting
+from triptych.generate.edit_cases import edit_fields
 from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.row import Row
 from triptych.generate.quality import Quality, compare, gate_failures
-from triptych.generate.request import GenerateRequest, check_request
+from triptych.generate.request import EDIT_TASKS, GenerateRequest, Task, check_request
 from triptych.generate.runner import StepRunner
 
 PROMPTS = ("two green circles above a red square", "a blue triangle on white", "a quiet harbour at dawn")
@@ -45,6 +46,7 @@ class Grid:
     guidance_scales: tuple[float, ...] | None = None
     num_seeds: int = 1
     num_frames: int | None = None
+    task: Task | None = None  # an edit; None: drawn from text alone
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +69,15 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     cached_s: float
     plain_is_right: bool | None = None
     is_right: bool | None = None
+    task: str = Task.TEXT_TO_IMAGE
 
     @property
     def group(self) -> str:
         frames = f"x{self.num_frames}f" if self.num_frames > 1 else ""
-        return f"{self.width_px}x{self.height_px}{frames}, {self.num_steps} steps, guidance {self.guidance_scale:g}"
+        edit = f"{self.task}, " if self.task in EDIT_TASKS else ""
+        return (
+            f"{edit}{self.width_px}x{self.height_px}{frames}, {self.num_steps} steps, guidance {self.guidance_scale:g}"
+        )
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +218,7 @@ def _case(request: GenerateRequest, plain: Drawn, cached: Drawn, judge: Judge | 
         cached_s=cached.seconds,
         plain_is_right=judge(request.prompt, plain.frames) if judge else None,
         is_right=judge(request.prompt, cached.frames) if judge else None,
+        task=request.task,
     )
 
 
@@ -265,6 +272,7 @@ def requests_of(kind: Kind, grid: Grid) -> list[GenerateRequest]:
             seed=index,
             num_frames=grid.num_frames or default_frames,
             frames_per_s=traits.default_frames_per_s,
+            **(edit_fields(grid.task, *size_px, index) if grid.task else {}),
         )
         check_request(request, traits, Tier())
         requests.append(request)

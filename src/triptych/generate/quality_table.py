@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,11 @@ def by_setting(reports: Sequence[Report]) -> str:
         dropped = "" if report.is_complete else f", dropped after {report.summary.num_cases}"
         rows.append((f"{report.setting}{dropped}", report.summary))
     return _table("setting", rows)
+
+
+def by_edit(edits: Mapping[str, Summary]) -> str:
+    """A row for each kind of edit that the chosen setting was tried on."""
+    return _table("edit", list(edits.items()))
 
 
 def verdict(report: Report) -> str:

@@ -25,6 +25,9 @@ class Task(StrEnum):
     TEXT_TO_VIDEO = "text-to-video"
 
 
+EDIT_TASKS = (Task.IMAGE_TO_IMAGE, Task.INPAINT)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
     """What one loaded model can do. `is_distilled`: guidance was distilled into the weights, so one branch runs."""
@@ -43,6 +46,7 @@ class ModelTraits:
     default_frames_per_s: float = 16.0
     step_caches: tuple[str, ...] = ()  # calibrated, and inside the quality gate
     step_cache_reasons: dict[str, str] = field(default_factory=dict)  # why the others are off, by name
+    step_cache_edit_reasons: dict[tuple[str, Task], str] = field(default_factory=dict)  # why not for an edit
     default_step_cache: str | None = None
 
 
@@ -75,15 +79,20 @@ class GenerateRequest:
 
     @property
     def task(self) -> Task:
-        if self.mask is not None:
-            return Task.INPAINT
-        if self.init_image is not None:
-            return Task.IMAGE_TO_IMAGE
-        return Task.TEXT_TO_VIDEO if self.num_frames > 1 else Task.TEXT_TO_IMAGE
+        return task_of(self.init_image, self.mask, self.num_frames)
 
     @property
     def num_pixels(self) -> int:
         return self.width_px * self.height_px
+
+
+def task_of(init_image: object, mask: object, num_frames: int) -> Task:
+    """What a request with these fields asks for."""
+    if mask is not None:
+        return Task.INPAINT
+    if init_image is not None:
+        return Task.IMAGE_TO_IMAGE
+    return Task.TEXT_TO_VIDEO if num_frames > 1 else Task.TEXT_TO_IMAGE
 
 
 def check_request(request: GenerateRequest, traits: ModelTraits, tier: Tier) -> None:
@@ -163,13 +172,23 @@ def _check_step_cache(request: GenerateRequest, traits: ModelTraits) -> None:
         known = ", ".join((*STEP_CACHES, NO_CACHE))
         reason = traits.step_cache_reasons.get(request.step_cache, f"known: {known}")
         raise InvalidRequest(f"step cache {request.step_cache!r} is not available here; {reason}", param="step_cache")
+    off = traits.step_cache_edit_reasons.get((request.step_cache or "", request.task))
+    if off is not None:
+        raise InvalidRequest(f"step cache {request.step_cache!r} is off here; {off}", param="step_cache")
 
 
-def chosen_step_cache(name: str | None, traits: ModelTraits) -> str | None:
-    """What a caller's `step_cache` field means for this model: nothing is its default, `none` is no cache."""
+def chosen_step_cache(name: str | None, traits: ModelTraits, task: Task = Task.TEXT_TO_IMAGE) -> str | None:
+    """What a caller's `step_cache` field means for this model and task: nothing is its default where that is calibrated
+    for the task, `none` is no cache."""
     if name is None:
-        return traits.default_step_cache
+        return traits.default_step_cache if why_no_default_cache(traits, task) is None else None
     return None if name == NO_CACHE else name
+
+
+def why_no_default_cache(traits: ModelTraits, task: Task) -> str | None:
+    """Why the model's default cache is off for this task; None where it is on, or there is none."""
+    name = traits.default_step_cache
+    return traits.step_cache_edit_reasons.get((name, task)) if name is not None else None
 
 
 def _size(array: npt.NDArray[np.uint8]) -> str:

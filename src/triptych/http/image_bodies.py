@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from triptych.core.config import Tier
 from triptych.core.errors import BudgetExceeded, InvalidRequest
-from triptych.generate.request import GenerateRequest, ModelTraits, check_request, chosen_step_cache
+from triptych.generate.request import GenerateRequest, ModelTraits, check_request, chosen_step_cache, task_of
 from triptych.http.call import Call
 
 
@@ -113,6 +113,7 @@ def build_requests(
 
     Raises what `check_request` raises."""
     seed = secrets.randbits(32) if body.seed is None else body.seed
+    task = task_of(more.get("init_image"), more.get("mask"), more.get("num_frames", 1))
     requests = [
         GenerateRequest(
             request_id=f"{call.request_id}-{index}",
@@ -123,7 +124,7 @@ def build_requests(
             num_steps=traits.default_num_steps if body.num_inference_steps is None else body.num_inference_steps,
             guidance_scale=traits.default_guidance_scale if body.guidance_scale is None else body.guidance_scale,
             seed=seed + index,
-            step_cache=chosen_step_cache(body.step_cache, traits),
+            step_cache=chosen_step_cache(body.step_cache, traits, task),
             tenant=call.tenant.name,
             arrival_s=call.clock.started_s,
             **more,

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from triptych.core.errors import InvalidRequest
 from triptych.generate.events import GenerateFinal, PreviewEvent
 from triptych.generate.picture_files import FORMATS, encode_picture, enlarge
-from triptych.generate.request import GenerateRequest, ModelTraits
+from triptych.generate.request import GenerateRequest, ModelTraits, why_no_default_cache
 from triptych.generate.run import Indexed, Run, error_of, finals_of
 from triptych.generate.service import GenerateService
 from triptych.http.call import Call
@@ -248,6 +248,7 @@ def _usage(finals: list[GenerateFinal]) -> dict[str, Any]:
 def _metadata(job: _Job, finals: dict[int, GenerateFinal]) -> dict[str, Any]:
     """What was run, and where the time went: one entry a picture."""
     request = job.run.requests[0]
+    off = why_no_default_cache(job.traits, request.task) if job.body.step_cache is None else None
     return {
         "model": job.model,
         "architecture": job.traits.architecture,
@@ -255,6 +256,7 @@ def _metadata(job: _Job, finals: dict[int, GenerateFinal]) -> dict[str, Any]:
         "num_inference_steps": request.num_steps,
         "guidance_scale": request.guidance_scale,
         "step_cache": request.step_cache,
+        **({"step_cache_off": off} if off else {}),
         "pictures": [
             {"stage_ms": rounded(final.stage_ms), "counters": rounded(final.counters)}
             for _, final in sorted(finals.items())

@@ -19,7 +19,7 @@ from diffusers.utils.torch_utils import randn_tensor
 
 from triptych.generate.cache_setting import STEP_CACHES, CacheSetting
 from triptych.generate.kinds.row import Conditioning, Inpaint, Row
-from triptych.generate.request import GenerateRequest, ModelTraits, Task
+from triptych.generate.request import EDIT_TASKS, GenerateRequest, ModelTraits, Task
 
 
 class Kind(ABC):
@@ -38,6 +38,7 @@ class Kind(ABC):
         self.name = name
         self.step_caches: dict[str, CacheSetting] = {}  # that passed their quality gate, by name
         self.step_cache_reasons: dict[str, str] = {}  # why others are off, by name
+        self.step_cache_edits: dict[str, dict[Task, str]] = {}  # what keeps it from edits, by name and task; "" nothing
         self.default_step_cache: str | None = None
         self.installed_cache: Any = None  # a `step_cache.StepCache` once one is used
         self.device: torch.device = pipeline.device
@@ -95,8 +96,21 @@ class Kind(ABC):
             default_frames_per_s=self.frames_per_s,
             step_caches=tuple(self.step_caches),
             step_cache_reasons={name: self._cache_reason(name) for name in STEP_CACHES if name not in self.step_caches},
+            step_cache_edit_reasons=self._edit_reasons(),
             default_step_cache=self.default_step_cache,
         )
+
+    def _edit_reasons(self) -> dict[tuple[str, Task], str]:
+        """Why a calibrated cache is off for an edit, where it is."""
+        reasons = {}
+        for name in self.step_caches:
+            for task in self.tasks & set(EDIT_TASKS):
+                failures = self.step_cache_edits.get(name, {}).get(task)
+                if failures is None:
+                    reasons[name, task] = f"it was not calibrated for {task}: `triptych calibrate MODEL`"
+                elif failures:
+                    reasons[name, task] = f"it fails the quality gate for {task}: {failures}"
+        return reasons
 
     def _cache_reason(self, name: str) -> str:
         if not self.blocks:
