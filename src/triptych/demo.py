@@ -62,7 +62,7 @@ def png_part(scene: Scene) -> dict[str, Any]:
 
 
 def photograph_part() -> dict[str, Any]:
-    """A portrait of Grace Hopper (United States Navy, public domain)."""
+    """A portrait of Grace Hopper (United States Navy, public domain: `testing/photograph.LICENSE`)."""
     return _image_part("jpeg", files("triptych.testing").joinpath("photograph.jpg").read_bytes())
 
 
