@@ -143,7 +143,7 @@ def serve_pictures(ready: Connection, size_px: int = 512) -> None:
             ready.send(served.port)
             await asyncio.Event().wait()
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 async def bench_urls(repeats: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import httpcore
+import h11
 
 from triptych.cache.lru import ByteLru
 from triptych.core.config import FetchConfig
@@ -19,9 +19,10 @@ from triptych.core.errors import (
     SourceUnavailable,
     TriptychError,
 )
-from triptych.media.connections import Connections
+from triptych.media.connections import Connections, Exchange
+from triptych.media.http1 import Header, Response, TooLate
 from triptych.media.policy import Policy, Url
-from triptych.media.transport import PolicyBackend, Resolver, SystemResolver, make_tls
+from triptych.media.transport import Connector, Resolver, SystemResolver, make_tls
 
 USER_AGENT = "triptych"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -76,13 +77,13 @@ class Fetcher:
         self.config = config
         self.cache: ByteLru[tuple[str, str], Validated] = ByteLru(config.response_cache_bytes)
         self._resolver = resolver or SystemResolver()
-        backend = PolicyBackend(policy, config, self._resolver)
-        self._connections = Connections(config, backend, tls or make_tls(config.ca_file))
+        connector = Connector(policy, config, self._resolver, tls or make_tls(config.ca_file))
+        self._connections = Connections(config, connector)
         self.num_bytes = 0
         self.num_requests = 0
 
     async def close(self) -> None:
-        await self._connections.close()
+        self._connections.close()
         self._resolver.close()
 
     async def fetch(
@@ -126,7 +127,7 @@ class Fetcher:
         cached = self.cache.peek(cache_key)
         self.num_requests += 1
         with _network_errors(url):
-            exchange = await self._connections.begin(self._request(url, cached))
+            exchange = await self._connections.begin(url, request_headers(url, cached))
         response = exchange.response
         try:
             if response.status in _REDIRECTS:
@@ -136,37 +137,22 @@ class Fetcher:
                 limit.check(len(cached.body))
                 return cached.body
             _check_status(response.status, url)
-            body = await self._body(response, url, limit, on_bytes)
+            body = await self._body(exchange, url, limit, on_bytes)
         finally:
-            await self._connections.end(exchange)
+            self._connections.end(exchange)
         self._remember(cache_key, response, body)
         return body
 
-    def _request(self, url: Url, cached: Validated | None) -> httpcore.Request:
-        headers = [
-            (b"Host", url.host_header.encode()),
-            (b"User-Agent", USER_AGENT.encode()),
-            (b"Accept", b"image/*,video/*,audio/*,*/*;q=0.5"),
-            (b"Accept-Encoding", b"identity"),
-            *(cached.headers if cached is not None else ()),
-        ]
-        timeout = {"read": self.config.read_timeout_s, "write": self.config.read_timeout_s}
-        timeout |= {"connect": self.config.connect_timeout_s, "pool": self.config.total_timeout_s}
-        target = httpcore.URL(
-            scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
-        )
-        return httpcore.Request(b"GET", target, headers=headers, extensions={"timeout": timeout})
-
-    async def _body(self, response: httpcore.Response, url: Url, limit: ByteLimit, on_bytes: OnBytes | None) -> bytes:
+    async def _body(self, exchange: Exchange, url: Url, limit: ByteLimit, on_bytes: OnBytes | None) -> bytes:
         """The whole body, its size checked by the declared length, then as it arrives, then as it unpacks."""
-        length = _header(response, b"content-length")
+        length = exchange.response.header(b"content-length")
         if length.isdigit():
             limit.check(int(length))
-        unpacker = _Unpacker(_header(response, b"content-encoding").decode("latin-1"), url)
+        unpacker = _Unpacker(exchange.response.header(b"content-encoding").decode("latin-1"), url)
         blocks: list[bytes] = []
         num_raw = num_bytes = 0
         with _network_errors(url, has_answer=True):
-            async for raw in response.aiter_stream():
+            async for raw in exchange.connection.body():
                 num_raw += len(raw)
                 limit.check(num_raw)
                 for block in unpacker.feed(raw):
@@ -181,20 +167,30 @@ class Fetcher:
         self.num_bytes += num_raw
         return b"".join(blocks)
 
-    def _remember(self, key: tuple[str, str], response: httpcore.Response, body: bytes) -> None:
+    def _remember(self, key: tuple[str, str], response: Response, body: bytes) -> None:
         """Keep a body that can be asked about again by its validator."""
         if self.cache.capacity_bytes:
             self.cache.misses += 1
-        control = _header(response, b"cache-control").lower()
-        if b"no-store" in control or _header(response, b"vary").strip().lower() not in (b"", b"accept-encoding"):
+        control = response.header(b"cache-control").lower()
+        if b"no-store" in control or response.header(b"vary").strip().lower() not in (b"", b"accept-encoding"):
             return
         headers = [
             (asked, value)
             for asked, given in ((b"If-None-Match", b"etag"), (b"If-Modified-Since", b"last-modified"))
-            if (value := _header(response, given))
+            if (value := response.header(given))
         ]
         if headers:
             self.cache.put(key, Validated(body, tuple(headers)), len(body) + 1024)
+
+
+def request_headers(url: Url, cached: Validated | None) -> list[Header]:
+    return [
+        (b"Host", url.host_header.encode()),
+        (b"User-Agent", USER_AGENT.encode()),
+        (b"Accept", b"image/*,video/*,audio/*,*/*;q=0.5"),
+        (b"Accept-Encoding", b"identity"),
+        *(cached.headers if cached is not None else ()),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +199,7 @@ class _Redirect:
 
 
 class _network_errors:  # noqa: N801 - used as a context manager
-    """httpcore's errors as leaves of our tree; `_Again` where nothing of an answer had come."""
+    """Errors of the connection as leaves of our tree; `_Again` where nothing of an answer had come."""
 
     def __init__(self, url: Url, *, has_answer: bool = False) -> None:
         self._origin = url.origin
@@ -212,13 +208,13 @@ class _network_errors:  # noqa: N801 - used as a context manager
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, httpcore.TimeoutException):
+        if isinstance(error, TooLate):
             raise SourceTimeout(f"{self._origin} did not answer in time") from None
         if (reason := _tls_failure(error)) is not None:
             raise SourceUnavailable(f"{self._origin} could not be reached safely: {reason}") from None
-        if isinstance(error, (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError)):
-            if isinstance(error, TimeoutError):
-                return
+        if isinstance(error, TimeoutError):  # the whole download's deadline, which `fetch` reports
+            return
+        if isinstance(error, (h11.ProtocolError, OSError)):
             text = "broke off" if self._has_answer else "could not be reached"
             unavailable = SourceUnavailable(f"{self._origin} {text}")
             raise (unavailable if self._has_answer else _Again(unavailable)) from None
@@ -226,11 +222,9 @@ class _network_errors:  # noqa: N801 - used as a context manager
 
 def _tls_failure(error: BaseException | None) -> str | None:
     """What went wrong while the connection was being made safe; None where it was something else. Not worth a retry."""
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate was refused ({error.verify_message.rstrip('.')})"
-    return None if error is None else "the TLS handshake failed"
+    return "the TLS handshake failed" if isinstance(error, ssl.SSLError) else None
 
 
 def _check_status(status: int, url: Url) -> None:
@@ -240,15 +234,11 @@ def _check_status(status: int, url: Url) -> None:
         raise SourceUnavailable(f"{url.origin} answered with status {status}")
 
 
-def _location(response: httpcore.Response) -> str:
-    location = _header(response, b"location")
+def _location(response: Response) -> str:
+    location = response.header(b"location")
     if not location:
         raise SourceUnavailable(f"a redirect (status {response.status}) without a location")
     return location.decode("utf-8", "replace")
-
-
-def _header(response: httpcore.Response, name: bytes) -> bytes:
-    return next((value for key, value in response.headers if key.lower() == name), b"")
 
 
 class _Unpacker:

@@ -1,6 +1,6 @@
 """Connects to the address that was checked, and to no other: names are resolved here, once, under the policy.
 
-A network backend for httpcore. TLS still verifies the host name, because httpcore takes it from the URL.
+TLS verifies the URL's host name, whatever address was chosen.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
-from typing import Any, Protocol
-
-import httpcore
+from typing import Protocol
 
 from triptych.core.config import FetchConfig
 from triptych.core.errors import SourceTimeout, SourceUnavailable
 from triptych.media.addresses import Address
+from triptych.media.http1 import Connection, TooLate
 from triptych.media.policy import Policy, Url
-from triptych.media.streams import connect
 
 RESOLVER_THREADS = 32  # a lookup that its caller gave up still holds one, until the name server's own deadline
 
@@ -63,39 +60,33 @@ def _look_up(host: str) -> list[Address]:
     return list(dict.fromkeys(ip_address(entry[4][0]) for entry in found))
 
 
-class PolicyBackend(httpcore.AsyncNetworkBackend):
-    """`connect_tcp` resolves, judges every address of the answer, and connects to one of the judged."""
+class Connector:
+    """`open` resolves, judges every address of the answer, and connects to one of the judged."""
 
-    def __init__(self, policy: Policy, config: FetchConfig, resolver: Resolver) -> None:
+    def __init__(self, policy: Policy, config: FetchConfig, resolver: Resolver, tls: ssl.SSLContext) -> None:
         self._policy = policy
         self._config = config
         self._resolver = resolver
+        self._tls = tls
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Raises ForbiddenSource, SourceTimeout, SourceUnavailable, and httpcore's errors of connecting."""
-        addresses = await self._checked_addresses(host, port)
+    async def open(self, url: Url) -> Connection:
+        """Raises ForbiddenSource, SourceTimeout, SourceUnavailable, and `Connection.open`'s errors of the last address.
+        A TLS failure is final: the next address is not tried."""
+        addresses = await self._checked_addresses(url.host, url.port)
+        tls = self._tls if url.scheme == "https" else None
         deadline_s = time.monotonic() + self._config.connect_timeout_s
         for number, address in enumerate(addresses):
-            left_s = max(0.05, deadline_s - time.monotonic())
+            left_s = max(0.05, deadline_s - time.monotonic()) / (len(addresses) - number)
             try:
-                return await connect(str(address), port, left_s / (len(addresses) - number))
-            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await Connection.open(
+                    str(address), url.port, self._config, timeout_s=left_s, tls=tls, host=url.host
+                )
+            except ssl.SSLError:
+                raise
+            except (OSError, TooLate):
                 if number == len(addresses) - 1:
                     raise
-        raise SourceUnavailable(f"{host[:80]!r} has no address")
-
-    async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
-        raise NotImplementedError("media never come over a local socket")
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        raise SourceUnavailable(f"{url.host[:80]!r} has no address")
 
     async def _checked_addresses(self, host: str, port: int) -> list[Address]:
         """All or none: one inside address among the answers spoils the name."""

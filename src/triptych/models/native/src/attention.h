@@ -113,12 +113,23 @@ inline void score(const float* queries, const T* key, int dim, float* to, int st
   for (int q = 0; q < Q; q++) to[(size_t)q * stride] = soft_capped(sum(total[q]) * scale, cap);
 }
 
-// Queries [num_queries][dim] of one head over the keys at `slots`, of which a query sees those in its reach only.
-// scratch: [num_queries][round_up(num_keys, 16)] floats.
+// Scores of Q queries against sixteen keys that lie as [dim][16].
+template <int Q>
+inline void score_block(const float* queries, const float* columns, int dim, float* to, int stride, float scale,
+                        float cap) {
+  v16 total[Q] = {};
+  for (int i = 0; i < dim; i++) {
+    const v16 lanes = load16(columns + i * 16);
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; q++) total[q] += queries[(size_t)q * dim + i] * lanes;
+  }
+  for (int q = 0; q < Q; q++) store16(to + (size_t)q * stride, soft_capped(total[q] * scale, cap));
+}
+
+// Few queries: one key after the other.
 template <class T>
-inline void attend(const float* queries, int num_queries, const int64_t* slots, int num_keys, Pool<T> keys,
-                   Pool<T> values, int head, float scale, float cap, float* scratch, Partial result,
-                   Reach reach = {}) {
+inline void score_keys(const float* queries, int num_queries, const int64_t* slots, int num_keys, Pool<T> keys, int head,
+                       float scale, float cap, float* scratch) {
   const int padded = round_up(num_keys, 16), dim = keys.dim;
   for (int key = 0; key < num_keys; key++) {
     const T* row = keys.row(slots[key], head);
@@ -128,6 +139,44 @@ inline void attend(const float* queries, int num_queries, const int64_t* slots, 
     for (; q < num_queries; q++)
       score<1>(queries + (size_t)q * dim, row, dim, scratch + (size_t)q * padded + key, padded, scale, cap);
   }
+}
+
+// Many queries: sixteen keys at a time, turned once for all of them, so that no sum goes across lanes.
+// columns: [dim][16] floats.
+template <class T>
+inline void score_blocks(const float* queries, int num_queries, const int64_t* slots, int num_keys, Pool<T> keys,
+                         int head, float scale, float cap, float* scratch, float* columns) {
+  const int padded = round_up(num_keys, 16), dim = keys.dim;
+  for (int first = 0; first < num_keys; first += 16) {
+    const int count = std::min(16, num_keys - first);
+    if (count < 16) std::fill(columns, columns + dim * 16, 0.0f);
+    for (int key = 0; key < count; key++) {
+      const T* row = keys.row(slots[first + key], head);
+      for (int i = 0; i < dim; i += 16) {
+        float lanes[16];
+        store16(lanes, load16(row + i));
+        for (int lane = 0; lane < 16; lane++) columns[(i + lane) * 16 + key] = lanes[lane];
+      }
+    }
+    int q = 0;
+    for (; q + 4 <= num_queries; q += 4)
+      score_block<4>(queries + (size_t)q * dim, columns, dim, scratch + (size_t)q * padded + first, padded, scale, cap);
+    for (; q < num_queries; q++)
+      score_block<1>(queries + (size_t)q * dim, columns, dim, scratch + (size_t)q * padded + first, padded, scale, cap);
+  }
+}
+
+// Queries [num_queries][dim] of one head over the keys at `slots`, of which a query sees those in its reach only.
+// scratch: [num_queries][round_up(num_keys, 16)] floats. `columns`, [dim][16] floats, is given where many queries may come.
+template <class T>
+inline void attend(const float* queries, int num_queries, const int64_t* slots, int num_keys, Pool<T> keys,
+                   Pool<T> values, int head, float scale, float cap, float* scratch, Partial result,
+                   Reach reach = {}, float* columns = nullptr) {
+  const int padded = round_up(num_keys, 16);
+  if (columns)
+    score_blocks(queries, num_queries, slots, num_keys, keys, head, scale, cap, scratch, columns);
+  else
+    score_keys(queries, num_queries, slots, num_keys, keys, head, scale, cap, scratch);
   for (int q = 0; q < num_queries; q++) {
     float* weights = scratch + (size_t)q * padded;
     if (reach.lo) {

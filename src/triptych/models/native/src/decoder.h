@@ -128,7 +128,7 @@ class Decoder final : public DecoderBase {
     peaks_ = peak_buffer_.get(units);
     totals_ = total_buffer_.get(units);
     partials_ = partial_buffer_.get(units * shape_.head_dim);
-    scratch_count_ = longest * std::max(32, group_ + 1) + 2 * std::max(kTileQueries, group_) * shape_.head_dim;
+    scratch_count_ = longest * std::max(32, group_ + 1) + (2 * std::max(kTileQueries, group_) + 16) * shape_.head_dim;
     scratch_ = scratch_buffer_.get(scratch_count_ * threads);
     if constexpr (Kernel::kTiles) {
       gathered_ = gathered_buffer_.get(keys * kv_width_);
@@ -393,6 +393,7 @@ class Decoder final : public DecoderBase {
     const int num_keys = *std::max_element(reach.hi, reach.hi + count) + 1 - first;
     float* packed = scratch + (size_t)queries * round_up(num_keys, 16);
     float* out = packed + (size_t)queries * dim;
+    float* columns = out + (size_t)queries * dim;
     std::vector<float> peaks(2 * queries);
     std::vector<int32_t> lo(queries), hi(queries);
     for (int r = 0; r < count; r++) {
@@ -402,7 +403,7 @@ class Decoder final : public DecoderBase {
       std::fill_n(hi.begin() + r * group_, group_, reach.hi[r] - first);
     }
     attend((const float*)packed, queries, part.slots + first, num_keys, keys, values, head, shape_.scale, shape_.softcap,
-           scratch, Partial{peaks.data(), peaks.data() + queries, out}, Reach{lo.data(), hi.data()});
+           scratch, Partial{peaks.data(), peaks.data() + queries, out}, Reach{lo.data(), hi.data()}, columns);
     for (int q = 0; q < queries; q++) {
       float* to = attended_ + (size_t)(row + q / group_) * q_width_ + (size_t)head * width + (q % group_) * dim;
       for (int d = 0; d < dim; d += 16) store16(to + d, load16(out + (size_t)q * dim + d) / peaks[queries + q]);
