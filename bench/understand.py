@@ -41,8 +41,16 @@ class Suite:
     slo: Slo = field(default_factory=Slo)
 
     def quick(self) -> Suite:
-        """A third of it: for a look, not for the record."""
-        return replace(self, num_single=3, num_pictures=8, num_texts=16, rates_per_s=(0.8,), num_open=8, num_mixed=8)
+        """A third of it: for a look, not for the record. Pictures in two rounds: one alone would be a burst."""
+        return replace(
+            self,
+            num_single=3,
+            num_pictures=2 * self.concurrency,
+            num_texts=16,
+            rates_per_s=(0.8,),
+            num_open=8,
+            num_mixed=8,
+        )
 
 
 class SuiteRun:

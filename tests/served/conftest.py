@@ -93,8 +93,8 @@ class Served:
             self._delays.write_text("0 0")
 
     def metrics(self) -> dict[str, float]:
-        """Each metric's sum over its labels; beside them `QUEUE_queue`, `CACHE_entries`, and `cancelled` requests. An
-        engine that is in a slow layer answers after it."""
+        """Each metric's sum over its labels; beside them `QUEUE_queue`, `CACHE_hits` and so on, and `cancelled` requests.
+        An engine that is in a slow layer answers after it."""
         while not (found := self._metrics())["triptych_engine_up"]:
             pass
         return found
@@ -108,8 +108,9 @@ class Served:
                     found[f"{queue}_queue"] = found.get(f"{queue}_queue", 0.0) + sample.value
                 if sample.name == "triptych_requests_total" and sample.labels["code"] == "cancelled":
                     found["cancelled"] = found.get("cancelled", 0.0) + sample.value
-                if sample.name == "triptych_cache_entries":
-                    found[f"{sample.labels['cache']}_entries"] = sample.value
+                if cache := sample.labels.get("cache"):
+                    what = sample.name.removeprefix("triptych_cache_").removesuffix("_total")
+                    found[f"{cache}_{what}"] = sample.value
         return found
 
     def num_cancelled(self) -> int:
