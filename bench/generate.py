@@ -7,7 +7,8 @@ all of them, whichever a first look finds faster for it. Memory that is freed is
 a random one is made, since speed does not depend on what the weights say: `unet` is a small Stable Diffusion 1.x (77
 text tokens, calls so small that their overhead is most of a step), `sd3` a Stable Diffusion 3 of about 2 M parameters
 (333 text tokens a branch: two cores are full at one row). Only the step cache depends on the weights: its row takes the
-calibration beside the model, or makes one for the row's own requests.
+calibration beside the model, or makes one for the row's own requests. Where the calibration names a default, the second
+and third row are there once more with it, as the server draws then.
 
 Peak memory is the process's, reset before each part (Linux); the weights are in it on both sides. The last table is one
 step at growing batches and sizes: where a branch gets no cheaper, batching has stopped to pay.
@@ -196,22 +197,22 @@ async def one_request(bench: Bench, repeats: int = 5) -> Row:
     return Row(work, median(ours), median(stock), "s", 0.95, peak_mib=peak.mib)
 
 
-async def burst(bench: Bench, size: int = 16, repeats: int = 3) -> Row:
+async def burst(bench: Bench, step_cache: str | None = None, size: int = 16, repeats: int = 3) -> Row:
     rates: dict[str, list[float]] = {"ours": [], "stock": []}
     peak = PeakMemory()
     for _ in range(repeats):
         forms = [(bench.sizes_px[i % 2], (4, 8, 12, 16)[i // 2 % 4], (5.0, 1.0)[i % 3 == 0]) for i in range(size)]
-        requests = [bench.request(*form) for form in forms]
+        requests = [bench.request(*form, step_cache=step_cache) for form in forms]
         for name, serve in (("ours", bench.ours), ("stock", bench.stock)):
             started_s = time.perf_counter()
             with peak.of(name):
                 await asyncio.gather(*(serve(request) for request in requests))
             rates[name].append(size / (time.perf_counter() - started_s))
-    work = f"{size} at once, mixed steps, sizes, guidance, median"
+    work = f"{size} at once, mixed steps, sizes, guidance{_with(step_cache)}, median"
     return Row(work, median(rates["ours"]), median(rates["stock"]), "pictures/s", 2.0, True, peak.mib)
 
 
-async def poisson(bench: Bench, stock_s: float, count: int) -> Row:
+async def poisson(bench: Bench, stock_s: float, count: int, step_cache: str | None = None) -> Row:
     """The same arrivals for both. Fewer than some hundred tell more of their luck than of the servers: by simulation,
     the ratio of 16 arrivals lies between 0.49 and 0.78 where that of many is 0.45."""
     rate = 0.7 / stock_s
@@ -223,10 +224,15 @@ async def poisson(bench: Bench, stock_s: float, count: int) -> Row:
         with peak.of(name):
             for gap, num_steps in zip(gaps, steps, strict=True):
                 await asyncio.sleep(gap)
-                tasks.append(asyncio.create_task(bench.timed(serve, bench.request(num_steps=num_steps))))
+                request = bench.request(num_steps=num_steps, step_cache=step_cache)
+                tasks.append(asyncio.create_task(bench.timed(serve, request)))
             tails[name] = sorted(await asyncio.gather(*tasks))[int(0.95 * (count - 1))]
-    work = f"Poisson at 70% of stock's rate, {count} requests, p95"
+    work = f"Poisson at 70% of stock's rate, {count} requests{_with(step_cache)}, p95"
     return Row(work, tails["ours"], tails["stock"], "s", 0.5, peak_mib=peak.mib)
+
+
+def _with(step_cache: str | None) -> str:
+    return f", ours with its default {step_cache}" if step_cache else ""
 
 
 async def short_behind_long(bench: Bench, repeats: int = 3) -> Row:
@@ -333,6 +339,8 @@ async def run(folder: Path, seed: int, num_arrivals: int, is_random: bool) -> di
         for work in (burst(bench), poisson(bench, rows[0].stock, num_arrivals), short_behind_long(bench)):
             print(as_table(rows[-1:]), flush=True)
             rows.append(await work)
+        if cache := kind.default_step_cache:
+            rows += [await burst(bench, cache), await poisson(bench, rows[0].stock, num_arrivals, cache)]
         print(as_table(rows[-1:]), flush=True)
         rows += await step_caches(bench)
         preview = await preview_cost(bench)

@@ -10,7 +10,13 @@ import av
 import pytest
 from PIL import Image
 
-from .conftest import Door
+from triptych.core.config import GenerateConfig
+from triptych.core.errors import RateLimited
+from triptych.generate.engine import GenerateEngine
+from triptych.generate.run import Run
+from triptych.generate.video_jobs import JobStatus, VideoJob, VideoJobs
+
+from .conftest import Door, Toys, request_of
 
 FORM: dict[str, Any] = {
     "model": "clips",
@@ -121,3 +127,28 @@ def test_bad_list_queries_are_refused(door: Door, query: str):
     """Page parameters out of range are the caller's error."""
     with door.http() as http:
         assert http.get(f"/v1/videos?{query}").status_code == 400
+
+
+async def test_jobs_that_have_not_ended_count_as_running_requests(toys: Toys):
+    """A tenant with room for two gets a third job refused with 429's error until one has ended; a repeated call is no
+    new job, and another tenant is not held up."""
+    engine = GenerateEngine(toys.kind("ltx"), GenerateConfig(warm_up=False))
+    await engine.start()
+    jobs = VideoJobs(time.time)
+
+    def create(tenant: str, name: str, run: Run | None = None) -> VideoJob:
+        request = request_of(name, num_frames=9, num_steps=2)
+        return jobs.create(tenant, "clips", request, run or Run(engine, [request]), max_open=2)
+
+    try:
+        first, second = create("a", "1"), create("a", "2")
+        assert create("a", "2", second.run) is second
+        with pytest.raises(RateLimited, match="max_concurrent_requests is 2, and 2 video jobs have not ended"):
+            create("a", "3")
+        assert create("b", "4").tenant == "b"
+        await jobs._tasks[first.job_id]
+        assert create("a", "5").status is JobStatus.QUEUED
+    finally:
+        await jobs.close()
+        await engine.close()
+    assert not engine._flights

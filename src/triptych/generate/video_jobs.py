@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.cache.lru import ByteLru
-from triptych.core.errors import InternalError, InvalidRequest, NotFound, Overloaded, TriptychError
+from triptych.core.errors import InternalError, InvalidRequest, NotFound, Overloaded, RateLimited, TriptychError
 from triptych.core.ids import new_id
 from triptych.generate.events import GenerateFinal, StepEvent
 from triptych.generate.picture_files import encode_picture, encode_video, sprite_sheet
@@ -65,13 +65,19 @@ class VideoJobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._files: ByteLru[tuple[str, str], bytes] = ByteLru(capacity_bytes)
 
-    def create(self, tenant: str, model: str, request: GenerateRequest, run: Run) -> VideoJob:
-        """Start to watch a run; the job that watches it already, where the call was repeated. Raises Overloaded when
-        every place is taken by a job that still runs."""
+    def create(self, tenant: str, model: str, request: GenerateRequest, run: Run, *, max_open: int = 0) -> VideoJob:
+        """Start to watch a run; the job that watches it already, where the call was repeated. Raises RateLimited when
+        the tenant has `max_open` jobs that did not end yet (0: no limit), Overloaded when such take every place."""
         self._expire()
         for known in self._jobs.values():
             if known.run is run:
                 return known
+        num_open = sum(job.tenant == tenant and job.completed_at is None for job in self._jobs.values())
+        if max_open and num_open >= max_open:
+            run.cancel()
+            raise RateLimited(
+                f"max_concurrent_requests is {max_open}, and {num_open} video jobs have not ended", retry_after_s=1.0
+            )
         if len(self._jobs) >= self._max_jobs and not self._drop_oldest_ended():
             run.cancel()
             raise Overloaded(f"{len(self._jobs)} video jobs are open already", retry_after_s=30)

@@ -72,7 +72,9 @@ class Videos:
             idempotency_key=call.request.headers.get("idempotency-key"),
             digest=blake3(b"video" + raw).digest(),
         )
-        return json_response(_form(self._service.jobs.create(tenant, model, run.requests[0], run)), call.headers)
+        jobs, max_open = self._service.jobs, call.tier.max_concurrent_requests
+        job = jobs.create(tenant, model, run.requests[0], run, max_open=max_open)
+        return json_response(_form(job), call.headers)
 
     async def page(self, request: Request) -> Response:
         query = request.query_params
