@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,15 @@ class GridRun:
     interval: float = 1.0
 
 
-def grid_positions(run: GridRun) -> npt.NDArray[np.int32]:
-    """[3, t * h * w] relative to the run's first position."""
-    t, h, w = run.grid
-    time = (np.arange(t, dtype=np.float32) * np.float32(run.interval)).astype(np.int32)
+@lru_cache(64)
+def grid_positions(grid: tuple[int, int, int], interval: float) -> npt.NDArray[np.int32]:
+    """[3, t * h * w] relative to a run's first position; not to be written to."""
+    t, h, w = grid
+    time = (np.arange(t, dtype=np.float32) * np.float32(interval)).astype(np.int32)
     axes = np.meshgrid(time, np.arange(h, dtype=np.int32), np.arange(w, dtype=np.int32), indexing="ij")
-    return np.stack([axis.reshape(-1) for axis in axes])
+    positions = np.stack([axis.reshape(-1) for axis in axes])
+    positions.flags.writeable = False
+    return positions
 
 
 def rope_positions(num_tokens: int, runs: Sequence[GridRun]) -> tuple[npt.NDArray[np.int32], int]:
@@ -40,7 +44,7 @@ def rope_positions(num_tokens: int, runs: Sequence[GridRun]) -> tuple[npt.NDArra
         position += text
         t, h, w = run.grid
         index = run.start + t * h * w
-        positions[:, run.start : index] = grid_positions(run) + position
+        positions[:, run.start : index] = grid_positions(run.grid, run.interval) + position
         position += max(h, w)
     positions[:, index:] = np.arange(position, position + num_tokens - index, dtype=np.int32)
     highest = int(positions.max()) if num_tokens else -1

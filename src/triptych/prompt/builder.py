@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -16,10 +17,11 @@ import msgspec
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import Tier
 from triptych.core.errors import PromptRefused
+from triptych.core.media import Modality
 from triptych.core.prepared import EncoderItem, PreparedRequest
 from triptych.core.sampling import SamplingParams
 from triptych.core.stages import Stage, StageClock
-from triptych.models.base import Expanded, Layout, ModelInfo
+from triptych.models.base import Expanded, ItemSize, Layout, ModelInfo
 from triptych.models.registry import load_layout, read_model_info
 from triptych.prompt.detokenize import Detokenizer
 from triptych.prompt.identity import prefix_salt
@@ -123,6 +125,7 @@ class PromptBuilder:
         )
         clock.close(Stage.REQUEST_PARSE, self._time.now_s())
         items: list[Item] = []
+        lay = cache(partial(self._lay, rendered.token_ids))  # once, unless features differ from what headers promise
         if rendered.parts:
             items = await self._intake.make_all(
                 rendered.parts,
@@ -131,10 +134,10 @@ class PromptBuilder:
                 tenant,
                 clock,
                 num_text_tokens=len(rendered.token_ids) - len(rendered.parts),  # each part has one placeholder
-                check=lambda sized: self._checked(rendered.token_ids, sized),
+                check=lambda sized: lay(_sizes(sized)),
             )
         return self._request(
-            self._checked(rendered.token_ids, items),
+            lay(_sizes(items)),
             tuple(item.encoder_item for item in items if item.encoder_item is not None),
             sampling=sampling,
             request_id=request_id,
@@ -162,7 +165,7 @@ class PromptBuilder:
         token_ids = await self._completion_ids(prompt)
         clock.close(Stage.REQUEST_PARSE, self._time.now_s())
         return self._request(
-            self._checked(token_ids, []),
+            self._lay(token_ids, ()),
             (),
             sampling=sampling,
             request_id=request_id,
@@ -189,7 +192,7 @@ class PromptBuilder:
             messages, tools, add_generation_prompt=add_generation_prompt, options=template_options
         )
         items = await self._intake.size_all(rendered.parts, media, tier, tenant)
-        expanded = self._expand(rendered.token_ids, items)
+        expanded = self.layout.expand(rendered.token_ids, _sizes(items))
         counts: Counter[str] = Counter()
         for item in items:
             counts[item.modality.value] += item.size.num_embeds
@@ -235,11 +238,8 @@ class PromptBuilder:
 
     # the request
 
-    def _expand(self, token_ids: list[int], items: Sequence[Item]) -> Expanded:
-        return self.layout.expand(token_ids, [(item.modality, item.size) for item in items])
-
-    def _checked(self, token_ids: list[int], items: Sequence[Item]) -> Expanded:
-        expanded = self._expand(token_ids, items)
+    def _lay(self, token_ids: list[int], sizes: tuple[tuple[Modality, ItemSize], ...]) -> Expanded:
+        expanded = self.layout.expand(token_ids, sizes)
         num_tokens = len(expanded.token_ids)
         if not num_tokens:
             raise PromptRefused("the prompt is empty")
@@ -292,6 +292,10 @@ def load_prompt_builder(
         max_decoded_bytes=max_decoded_bytes,
         time=time,
     )
+
+
+def _sizes(items: Sequence[Item]) -> tuple[tuple[Modality, ItemSize], ...]:
+    return tuple((item.modality, item.size) for item in items)
 
 
 def _num_chars(content: Any) -> int:

@@ -314,6 +314,7 @@ class EngineCore:
         self._scheduler.forget()
         self._drop_embeddings()
         self._pace.reset()
+        self._num_steps, self._busy_s = 0, 0.0
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters, by the names that `metrics.names.sample_for` knows."""
