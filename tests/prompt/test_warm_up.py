@@ -1,6 +1,7 @@
 """The warm-up: every kind of media that a model takes goes the whole way, and nothing of it is left to be seen."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,9 @@ from triptych.warm_up import WarmUp
 
 from .conftest import EXTRACTOR, tiny_audio, write_folder
 
+FACTS = {
+    "dtype": "float32", "device": "cpu", "runner": "eager", "runner_reason": "", "tower": "eager", "tower_reason": "",
+}  # fmt: skip
 CONFIG = EngineConfig(dtype="float32", kv_cache_bytes=4 * 2**20, block_size_tokens=16)
 
 
@@ -93,7 +97,7 @@ async def test_ready_waits_for_it(monkeypatch, qwen_folder):
     class Slow:
         def __init__(self, model, *, warm_up):
             self.warm_up = warm_up
-            self.info = read_model_info(model.path)
+            self.info = replace(read_model_info(model.path), extra=FACTS)
 
         async def start(self):
             await self.warm_up(self)
