@@ -272,7 +272,7 @@ def requests_of(kind: Kind, grid: Grid) -> list[GenerateRequest]:
             seed=index,
             num_frames=grid.num_frames or default_frames,
             frames_per_s=traits.default_frames_per_s,
-            **(edit_fields(grid.task, *size_px, index) if grid.task else {}),
+            **(edit_fields(grid.task, size_px[0], size_px[1], index) if grid.task else {}),
         )
         check_request(request, traits, Tier())
         requests.append(request)
