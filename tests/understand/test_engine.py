@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from dataclasses import replace
 
 import msgspec
@@ -138,58 +137,6 @@ async def test_decode_goes_on_while_a_picture_is_encoded():
 
     during = order.index("picture") - before
     assert during >= 10
-
-
-async def test_prefill_goes_before_the_next_pictures_layers():
-    """A picture's prompt of many windows is not prefilled with a tower layer of another picture between each two: its
-    first token comes after a few of them."""
-    model = ToyModel(num_tower_layers=30)
-    layers_s: list[float] = []
-    for layer in model.toy_tower.layers:
-        layer.register_forward_pre_hook(lambda *_: layers_s.append(time.monotonic()))
-    model.toy_tower.layer_delay_s = 0.02
-    config = msgspec.structs.replace(SMALL, max_step_tokens=8, max_decode_stall_ms=1.0, encoder_step_tokens=4)
-    engine = InProcessEngine(model, config, load_tokenizer=no_tokenizer)
-    await engine.start()
-
-    async def first_token(request):
-        async for event in engine.submit(request):
-            if hasattr(event, "token_ids"):
-                return event
-
-    text = asyncio.create_task(collect(engine, request_of("text", [1, 2], max_tokens=400)))
-    pictures = [request_of(f"p{i}", [i + 1, toy_item(b"p%d" % i, 4), *range(1, 60)], max_tokens=1) for i in range(2)]
-    first, _ = await asyncio.gather(*(first_token(request) for request in pictures))
-    await engine.close()
-    await text
-
-    prefill_s = (first.stage_ms["llm_queue_ms"] + first.stage_ms["llm_prefill_ms"]) / 1e3
-    num_layers = sum(first.sent_s - prefill_s < at_s < first.sent_s for at_s in layers_s)
-
-    assert num_layers <= 4  # of eight windows; a layer after each would be seven
-
-
-async def test_the_tower_has_its_share_beside_endless_prefill():
-    """Prompts that come without end delay a picture, and do not starve it."""
-    model = ToyModel(num_tower_layers=10)
-    model.toy_tower.layer_delay_s = 0.005
-    config = msgspec.structs.replace(SMALL, max_step_tokens=8, max_decode_stall_ms=1.0)
-    engine = InProcessEngine(model, config, load_tokenizer=no_tokenizer)
-    await engine.start()
-    picture = asyncio.create_task(collect(engine, request_of("picture", [1, toy_item(b"p", 4)], max_tokens=1)))
-
-    async def ask_without_end(who):
-        number = 0
-        while not picture.done():
-            number += 1
-            await collect(engine, request_of(f"{who}-{number}", [who + 1, number % 50] * 25, max_tokens=1))
-
-    floods = [asyncio.create_task(ask_without_end(who)) for who in range(3)]
-    tokens, final = await asyncio.wait_for(picture, 30)
-    await asyncio.gather(*floods)
-    await engine.close()
-
-    assert (len(tokens), final.reason) == (1, FinishReason.LENGTH)
 
 
 async def test_same_seed_gives_the_same_text_in_any_company():

@@ -1,8 +1,7 @@
 """The encoder's part of a step: one job at a time, in slices that end at layer edges.
 
 Owned by `EngineCore`. While sequences decode, a slice lasts at most the stall that the setting allows (and at least one
-layer); while nobody does, it lasts until the job is done or mail arrives. A prompt that can be prefilled goes first: it
-is short beside a picture, and cut into windows with a slice after each it would take as long as one.
+layer); while nobody does, it lasts until the job is done or mail arrives.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from triptych.understand.schedule.rows import prefill_rows
 from triptych.understand.schedule.scheduler import Scheduler
 from triptych.understand.sequence import Sequence
 
-GIVES_WAY = 4.0  # to prefill, for so many times as long as its last slice took: the tower's share is a fifth at least
-
 
 @dataclass(frozen=True, slots=True)
 class EncodeFault:
@@ -42,8 +39,6 @@ class EncoderLoop:
         self._job: EncodeJob | None = None
         self._call: PausableCall | None = None
         self._active_s = 0.0
-        self._slice_s = 0.0  # how long the last slice took
-        self._since_s = 0.0  # when it ended, or when there was last nothing to encode
 
     @property
     def is_busy(self) -> bool:
@@ -53,14 +48,13 @@ class EncoderLoop:
         """Start the next job if none runs, then run one slice of it. Returns the faults of items that failed."""
         started_s = self._clock.now_s()
         self._abandon_if_unwanted()
-        if self._gives_way(started_s) or (self._job is None and not self._start(started_s)):
+        if self._job is None and not self._start(started_s):
             return []
         assert self._job is not None
         assert self._call is not None
         is_done, results = self._call.resume(self._pause_rule(started_s, has_mail))
-        now_s = self._since_s = self._clock.now_s()
-        self._slice_s = now_s - started_s
-        self._active_s += self._slice_s
+        now_s = self._clock.now_s()
+        self._active_s += now_s - started_s
         return self._finish(results, now_s) if is_done else []
 
     def _pause_rule(self, started_s: float, has_mail: Callable[[], bool]) -> Callable[[], bool]:
@@ -69,20 +63,11 @@ class EncoderLoop:
         until_s = started_s + self._pace.max_decode_stall_ms / 1e3
         return lambda: has_mail() or self._clock.now_s() >= until_s
 
-    def _gives_way(self, now_s: float) -> bool:
-        if self._job is None and not self._scheduler.waiting_items:
-            self._since_s = now_s
-        patience_s = GIVES_WAY * max(self._slice_s, self._pace.max_decode_stall_ms / 1e3)
-        return now_s - self._since_s < patience_s and self._prefill_waits()
-
     def _language_model_waits(self) -> bool:
-        return self._scheduler.num_decoding > 0 or self._prefill_waits()
-
-    def _prefill_waits(self) -> bool:
-        """Whether the next step could compute some of a prompt."""
         scheduler = self._scheduler
-        budget = scheduler.limits.max_step_tokens - scheduler.num_decoding
-        return bool(prefill_rows(scheduler.running, scheduler.cache, budget_tokens=budget, soft_cap_tokens=1))
+        if scheduler.num_decoding:
+            return True
+        return bool(prefill_rows(scheduler.running, scheduler.cache, budget_tokens=1, soft_cap_tokens=1))
 
     def _start(self, now_s: float) -> bool:
         job = self._scheduler.next_job(flops_per_s=self._pace.encoder_flops_per_s, now_s=now_s)
