@@ -38,7 +38,6 @@ from diffusers import SD3Transformer2DModel
 from triptych.core.config import GenerateConfig
 from triptych.core.events import FinishReason
 from triptych.generate.calibrate import calibrate, load_calibration
-from triptych.generate.cpu_threads import on_cores
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateFinal
 from triptych.generate.kinds.base import Kind
@@ -48,6 +47,7 @@ from triptych.generate.request import GenerateRequest
 from triptych.generate.runner import StepRunner
 from triptych.generate.schedule import BatchSizer, StepTable, ways_of
 from triptych.generate.step_workers import StepWorkers
+from triptych.models.cpu_threads import on_cores
 from triptych.testing.toy_diffusion import TOYS, make_diffusion_folder
 
 WIDTH = 128

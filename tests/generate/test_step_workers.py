@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from triptych.core.errors import ModelFault
-from triptych.generate.cpu_threads import can_limit_threads, on_cores
 from triptych.generate.runner import StepRunner
 from triptych.generate.schedule import Way
 from triptych.generate.step_workers import StepWorkers
+from triptych.models.cpu_threads import can_limit_threads, on_cores
 
 from .conftest import Toys
 from .test_isolation import rows_of

@@ -22,6 +22,7 @@ from triptych.core.config import ModelConfig
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.events import EngineEvent
 from triptych.models.base import ServedModel
+from triptych.models.cpu_threads import keep_freed_memory
 from triptych.models.facts import load_with_facts
 from triptych.models.registry import find_folder
 from triptych.understand.build import build_core
@@ -42,6 +43,7 @@ def main(address: str, shared_fd: str | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ModelConfig)
     threading.Thread(target=end_with_the_front, daemon=True).start()
+    keep_freed_memory()
     if config.engine.num_threads:
         torch.set_num_threads(config.engine.num_threads)
     try:

@@ -7,6 +7,7 @@ Every queue is bounded: the whole engine holds at most `max_waiting` requests, a
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,6 @@ from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import GenerateConfig
 from triptych.core.errors import Conflict, InternalError, Overloaded
 from triptych.core.stages import StageClock
-from triptych.generate.cpu_threads import keep_freed_memory, on_cores
 from triptych.generate.decode_stage import DecodeStage
 from triptych.generate.events import GenerateEvent, GenerateFinal
 from triptych.generate.flight import Flight
@@ -30,6 +30,9 @@ from triptych.generate.schedule import StepTable
 from triptych.generate.step_loop import StepLoop
 from triptych.generate.text_stage import TextStage
 from triptych.generate.totals import Totals
+from triptych.models.cpu_threads import keep_freed_memory, on_cores
+
+log = logging.getLogger(__name__)
 
 
 class GenerateEngine:
@@ -61,6 +64,7 @@ class GenerateEngine:
         self._knees: KneeStore | None = None
         self._threads: list[threading.Thread] = []
         self._is_closed = False
+        self._has_stopped = False
 
     @property
     def traits(self) -> ModelTraits:
@@ -125,6 +129,8 @@ class GenerateEngine:
         stages = StageClock(request.arrival_s or now_s)
         flight = Flight(request, self._clock, self._ending(request, sink), stages)
         with self._lock:
+            if self._has_stopped:
+                raise InternalError("the step loop stopped; the server has to be started again")
             if self._is_closed:
                 raise Overloaded("the engine is closing")
             if request.request_id in self._flights:
@@ -171,6 +177,7 @@ class GenerateEngine:
             **self._totals.stats(),
             **self._text.stats(),
             **self._loop.stats(),
+            "engine_up": float(not self._has_stopped),
             "generate_encode_queue_depth": float(self._encode_queue.qsize()),
             "generate_decode_queue_depth": float(self._decode_queue.qsize()),
             "generate_in_flight": float(len(self._flights)),
@@ -200,9 +207,23 @@ class GenerateEngine:
     def _run_loop(self) -> None:
         try:
             self._loop.run()
+        except Exception as error:  # a mistake of ours: whoever waits is told, and no more is taken in
+            self._give_up(error)
         finally:
             self._decode_queue.put(None)
             self._loop.close()
+
+    def _give_up(self, error: Exception) -> None:
+        """End every open request; what the encoder still brings ends too, until the engine is closed."""
+        log.exception("the step loop stopped")
+        stopped = InternalError(f"the step loop stopped: {type(error).__name__}")
+        with self._lock:
+            self._has_stopped = True
+            open_flights = list(self._flights.values())
+        for flight in open_flights:
+            flight.fail(stopped)
+        while (late := self._loop.inbox.get()) is not None:
+            late.fail(stopped)
 
     @torch.inference_mode()
     def _run_decode(self) -> None:

@@ -9,7 +9,6 @@ import torch
 from triptych.core.clock import Clock
 from triptych.core.config import GenerateConfig
 from triptych.core.errors import InternalError, ModelFault
-from triptych.generate.cpu_threads import can_limit_threads
 from triptych.generate.events import PreviewEvent, StepEvent
 from triptych.generate.flight import Flight
 from triptych.generate.kinds.base import Kind
@@ -22,6 +21,7 @@ from triptych.generate.stages import GenerateStage
 from triptych.generate.step_workers import StepWorkers
 from triptych.generate.text_stage import TextStage
 from triptych.generate.totals import Totals
+from triptych.models.cpu_threads import can_limit_threads
 
 
 class StepLoop:

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from triptych.generate.cpu_threads import on_cores
 from triptych.generate.schedule import Way
+from triptych.models.cpu_threads import on_cores
 
 T = TypeVar("T")
 

@@ -60,7 +60,7 @@ def keep_freed_memory() -> None:
     """Keep what is freed in the process, up to a gigabyte an arena, for the whole process (glibc).
 
     By default every large intermediate is given back to the system and faulted in again, page by page: a third of the
-    time of a step of eight 256-token branches.
+    time of a diffusion step of eight 256-token branches, a twelfth of that of a vision tower over 1024 patches.
     """
     if platform.libc_ver()[0] != "glibc":
         return
