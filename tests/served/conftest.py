@@ -93,7 +93,7 @@ class Served:
             self._delays.write_text("0 0")
 
     def metrics(self) -> dict[str, float]:
-        """Each metric's sum over its labels; beside them `QUEUE_queue`, `CACHE_hits` and so on, and `cancelled` requests.
+        """Each metric's sum over its labels; beside them `QUEUE_queue`, `CACHE_hits` and the like, `cancelled`.
         An engine that is in a slow layer answers after it."""
         while not (found := self._metrics())["triptych_engine_up"]:
             pass

@@ -30,8 +30,8 @@ def test_models_log_and_doctor_agree(served):
 
 
 def test_three_caches_are_counted_apart(served):
-    """The same question about the same picture is found in the processor's and the language cache, other words before the
-    same picture in the processor's and the encoder's; each says what that saved, and stays within its capacity."""
+    """The same question about the same picture is found in the processor's and the language cache, other words before
+    the same picture in the processor's and the encoder's; each says what that saved, and stays within its capacity."""
     image = image_part(picture(31, 140, 140))
 
     def grown(words: str) -> dict[str, float]:
