@@ -116,7 +116,7 @@ STATE_METRICS = (
         "transfer_withheld_bytes",
         Kind.COUNTER,
         "bytes",
-        "features not sent: the engine held the embeddings",
+        "features not sent at first: the engine was to hold the embeddings",
         ("model",),
     ),
     Metric("transfers_asked_for", Kind.COUNTER, "items", "withheld items that the engine lacked after all", ("model",)),

@@ -50,7 +50,6 @@ class HeldEmbeddings:
         """The engine lacked these, and gets them now."""
         for item in items:
             self.num_asked += 1
-            self.num_withheld_bytes -= item.num_bytes
             self._note(item.key)
 
     def drop(self, keys: Iterable[bytes]) -> None:
