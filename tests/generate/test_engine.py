@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from triptych.core.config import GenerateConfig
-from triptych.core.errors import Conflict, DeadlineExceeded, ModelFault, Overloaded
+from triptych.core.errors import Conflict, DeadlineExceeded, InternalError, ModelFault, Overloaded
 from triptych.core.events import FinishReason
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateEvent, GenerateFinal, PreviewEvent, StepEvent
@@ -224,6 +224,22 @@ async def test_deadline_ends_a_request(toys: Toys):
         final = await final_of(engine, request_of(num_steps=150, deadline_s=1e-3, arrival_s=1e-3))
 
     assert isinstance(final.error, DeadlineExceeded)
+
+
+async def test_a_step_loop_that_stops_ends_every_request(toys: Toys, monkeypatch: pytest.MonkeyPatch):
+    """A mistake outside a row's own step: those who wait get an error, the next are refused, and the engine closes."""
+    engine = GenerateEngine(toys.kind("pixart"), CONFIG)
+    await engine.start()
+    streams = [engine.submit(request_of(str(index), num_steps=30)) for index in range(3)]
+    monkeypatch.setattr(engine._loop._scheduler, "plan", lambda: 1 / 0)
+    finals = [[event async for event in stream][-1] for stream in streams]
+    for final in finals:
+        assert isinstance(final, GenerateFinal)
+        assert "the step loop stopped" in final.error.message
+    with pytest.raises(InternalError, match="has to be started again"):
+        engine.submit(request_of("late"))
+    assert (await engine.stats())["engine_up"] == 0
+    await asyncio.wait_for(engine.close(), 20)
 
 
 async def test_close_ends_what_is_open(toys: Toys):

@@ -233,3 +233,11 @@ def test_metrics_name_the_work(door: Door):
         assert value(text, series) == value(before, series) + amount, name
     assert 'triptych_cache_hits_total{cache="step",model="pictures"}' in text
     assert 'triptych_queue_depth{model="pictures",queue="denoise"}' in text
+
+
+def test_ready_names_the_models_that_draw(door: Door):
+    """And asks each of them whether it is up."""
+    with door.http() as http:
+        answer = http.get("/ready")
+
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready", "models": ["pictures", "clips"]})

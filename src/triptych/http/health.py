@@ -26,10 +26,11 @@ async def ready(request: Request) -> Response:
         reasons.append("shutting down")
     if front.ready:
         stats = await front.stats()
-        reasons += [f"engine of {name} does not answer" for name in front.models if not stats[name]["engine_up"]]
+        named = (*front.models, *front.drawing.engines)
+        reasons += [f"engine of {name} does not answer" for name in named if not stats[name]["engine_up"]]
     if reasons:
         return json_response({"status": "not ready", "reasons": reasons}, {"retry-after": "2"}, status=503)
-    return json_response({"status": "ready", "models": list(front.models)})
+    return json_response({"status": "ready", "models": [*front.models, *front.drawing.engines]})
 
 
 async def show_version(request: Request) -> Response:
