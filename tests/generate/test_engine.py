@@ -296,12 +296,13 @@ async def test_warm_up_measures_the_knee(toys: Toys):
 
 
 async def test_warm_up_tries_every_way_of_two_cores(toys: Toys):
-    """With two cores, two branches are measured on one worker with both, on two workers and on a single core."""
+    """With two cores, two branches are measured on one worker with both and on two workers; and on a single core, where
+    that was not hopeless for one branch."""
     async with engine_of(toys.kind("pixart"), GenerateConfig(max_step_branches=2, num_threads=2)) as engine:
         torch.set_num_threads(1)  # the engine set it for the process
         table = engine.step_table()
         final = await final_of(engine, request_of())
 
-    assert set(table["64x64"].ms[2]) == {"1x2", "2x1", "1x1"}
+    assert {"1x2", "2x1"} <= set(table["64x64"].ms[2]) <= {"1x2", "2x1", "1x1"}
     assert set(table["64x64"].ms[1]) == {"1x2", "1x1"}
     assert final.reason is FinishReason.STOP
