@@ -12,7 +12,7 @@ from triptych.zoo import folder
 from triptych.zoo.reference import Ask, Reference
 
 SEED = 88_000_000  # neither training nor the evaluation draws from it
-LEAST_RIGHT = 0.75  # the committed weights reach more; raise it with better ones
+LEAST_RIGHT = 0.86  # the committed weights reach more; raise it with better ones
 PLAIN = ("count", "color", "shape", "exists", "place", "background")
 
 
