@@ -111,10 +111,11 @@ def test_in_processor(served, stream, monkeypatch):
 
 
 def test_in_the_encoders_queue(served, stream):
-    """A picture that waits behind two others, each a job of four layers, is not encoded."""
-    with contextlib.ExitStack() as others, served.slow(layer_s=0.8):
+    """A picture that waits behind two others, each a job of four layers, is not encoded. The others run on: their
+    answers are long, so that it is the third whose place is seen to be free."""
+    with contextlib.ExitStack() as others, served.slow(layer_s=0.8, step_s=0.1):
         for index in range(2):
-            others.enter_context(sent(served, ask("?", image_part(picture(index, 448, 448)))))
+            others.enter_context(sent(served, ask("?", image_part(picture(index, 448, 448)), max_tokens=300)))
         wait_for(lambda: served.metrics()["triptych_running"] == 2)
         cancelled = served.num_cancelled()
         with sent(served, ask("?", image_part(picture(3, 448, 448)), stream=stream)):
