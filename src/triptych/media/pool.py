@@ -12,6 +12,7 @@ import heapq
 import math
 import threading
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +25,14 @@ Work = Callable[[], "R | Generator[None, None, R]"]
 AGEING = 10.0  # a job of cost c is overtaken by shorter ones for up to AGEING * c seconds
 LONG_JOB_S = 0.25
 SLICE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a job ended."""
+
+    result: Any = None
+    error: BaseException | None = None
 
 
 class _Job(Generic[R]):
@@ -78,7 +87,7 @@ class DecodePool:
             self._changed.notify_all()
         for job in waiting:
             job.is_cancelled = True
-            self._end(job, error=Cancelled("the media pool is closing"))
+            _tell(job, _Outcome(error=Cancelled("the media pool is closing")))
         for thread in self._threads:
             thread.join()
 
@@ -112,19 +121,21 @@ class DecodePool:
         heapq.heappush(self._long if job.is_long else self._short, job)
 
     def _work(self) -> None:
-        """One worker: take, run a slice, put back or end."""
+        """One worker: take, run a slice, put back or end. What a job cost is counted before its caller hears of it."""
         while (job := self._take()) is not None:
             started_s = self._clock.now_s()
-            has_ended = self._step(job)
+            outcome = self._step(job)
             with self._changed:
                 self._num_busy -= 1
                 self._num_long_busy -= job.is_long
                 self.wait_s += started_s - job.queued_s
                 self.busy_s += self._clock.now_s() - started_s
-                self.num_done += has_ended
-                if not has_ended:
+                self.num_done += outcome is not None
+                if outcome is None:
                     self._queue(job)
                 self._changed.notify_all()
+            if outcome is not None:
+                _tell(job, outcome)
 
     def _take(self) -> _Job[Any] | None:
         with self._changed:
@@ -144,15 +155,15 @@ class DecodePool:
             return heapq.heappop(self._long)
         return heapq.heappop(self._short) if self._short else None
 
-    def _step(self, job: _Job[Any]) -> bool:
-        """Run until the job ends (True), or until another one should have the worker (False)."""
+    def _step(self, job: _Job[Any]) -> _Outcome | None:
+        """Run until the job ends, or until another one should have the worker (None)."""
         try:
             if job.is_cancelled or self._is_closed:
                 raise Cancelled("nobody waits for this any more")
             if job.steps is None:
                 result = job.work()
                 if not isinstance(result, Generator):
-                    return self._end(job, result=result)
+                    return _Outcome(result)
                 job.steps = result
             started_s = self._clock.now_s()
             while not job.is_cancelled and not self._is_closed:
@@ -162,25 +173,25 @@ class DecodePool:
                     raise BudgetExceeded("max_decode_s", allowed=job.max_s, requested=job.busy_s + slice_s)
                 if slice_s >= SLICE_S and self._has_waiting():
                     job.busy_s += slice_s
-                    return False
+                    return None
             raise Cancelled("nobody waits for this any more")
         except StopIteration as stop:
-            return self._end(job, result=stop.value)
+            return _Outcome(stop.value)
         except BaseException as error:  # whatever a codec did, it reaches the one who asked, and the worker lives on
             if job.steps is not None:
                 job.steps.close()
-            return self._end(job, error=error)
+            return _Outcome(error=error)
 
     def _has_waiting(self) -> bool:
         with self._changed:
             return self.num_waiting > 0
 
-    def _end(self, job: _Job[Any], *, result: Any = None, error: BaseException | None = None) -> bool:
-        try:
-            job.loop.call_soon_threadsafe(_settle, job.future, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits
-            pass
-        return True
+
+def _tell(job: _Job[Any], outcome: _Outcome) -> None:
+    try:
+        job.loop.call_soon_threadsafe(_settle, job.future, outcome.result, outcome.error)
+    except RuntimeError:  # the loop is closed: nobody waits
+        pass
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
