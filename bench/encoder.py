@@ -1,8 +1,8 @@
 """One 512x512 tile through the SmolVLM-256M vision tower: native layers against the stock ones, in one run.
 
-    .venv/bin/python bench/encoder.py [--pictures 1] [--rounds 6]
+    .venv/bin/python bench/encoder.py [--pictures 1] [--rounds 6] [--dtype float32]
 
-bfloat16, random weights. Both towers take turns, so that other load meets both alike; the best round of each counts.
+Random weights. Both towers take turns, so that other load meets both alike; the best round of each counts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    stock = Idefics3VisionTransformer(Idefics3VisionConfig(**CONFIG)).to(torch.bfloat16).eval()
+    dtype = getattr(torch, args.dtype)
+    stock = Idefics3VisionTransformer(Idefics3VisionConfig(**CONFIG)).to(dtype).eval()
     native = copy.deepcopy(stock)
     NativeTower(list(native.encoder.layers)).install()
     towers = {"stock": stock, "native": native}
-    pixels = torch.randn(args.pictures, 3, 512, 512).to(torch.bfloat16)
+    pixels = torch.randn(args.pictures, 3, 512, 512).to(dtype)
     with torch.inference_mode():
         outputs = {name: tower(pixel_values=pixels).last_hidden_state.float() for name, tower in towers.items()}
         best = dict.fromkeys(towers, float("inf"))
@@ -55,6 +56,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--pictures", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     return parser.parse_args()
 
 

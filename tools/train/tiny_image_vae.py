@@ -1,9 +1,11 @@
 """Trains tiny-image's autoencoder on drawn scenes; the first of three steps, the denoiser being the second.
 
     python tools/train/tiny_image_vae.py --out DIR --steps 1200
+    python tools/train/tiny_image_vae.py --out DIR --steps 3000 --polish
 
 Writes `DIR/vae`, a diffusers folder whose latents have mean 0 and deviation 1 in every channel, and `DIR/vae.pt`, from
-which a stopped run goes on.
+which a stopped run goes on. With `--polish` it goes on from `DIR/vae`, with latents a little off, as a denoiser's are:
+the decoder learns to draw a clean outline from them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from triptych.testing.prompts import invent_prompt, lay_out
 
 LATENT_CHANNELS = 8
 SIZES_PX = ((64, 64), (64, 48), (48, 64), (56, 56))
-KL_WEIGHT = 1e-4
+MAX_NOISE = 0.3  # deviation, of latents of deviation 1, that the decoder is trained to bear
+KL_WEIGHT, DRIFT_WEIGHT = 1e-4, 0.1
 
 
 def make_vae() -> AutoencoderKL:
@@ -106,11 +109,25 @@ def loss_of(vae: AutoencoderKL, pixels: torch.Tensor) -> tuple[torch.Tensor, ...
     with autocast():
         posterior = vae.encode(pixels).latent_dist
         drawn = vae.decode(posterior.sample()).sample
-    drawn = drawn.float()
-    edges = sum((drawn.diff(dim=axis) - pixels.diff(dim=axis)).abs().mean() for axis in (2, 3))
     divergence = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()
+    return (*_pixel_losses(drawn.float(), pixels), divergence)
+
+
+def polish_loss(vae: AutoencoderKL, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As `loss_of`, from latents off by up to `MAX_NOISE`, and with latents kept at mean 0 and deviation 1."""
+    with autocast():
+        latents = vae.encode(pixels).latent_dist.mean.float()
+        noise = MAX_NOISE * torch.rand(len(latents), 1, 1, 1) * torch.randn_like(latents)
+        drawn = vae.decode(latents + noise).sample
+    channels = latents.transpose(0, 1).flatten(1)
+    drift = (channels.mean(1) ** 2 + (channels.std(1) - 1) ** 2).mean() * DRIFT_WEIGHT / KL_WEIGHT
+    return (*_pixel_losses(drawn.float(), pixels), drift)
+
+
+def _pixel_losses(drawn: torch.Tensor, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    edges = sum((drawn.diff(dim=axis) - pixels.diff(dim=axis)).abs().mean() for axis in (2, 3))
     wrong = drawn - pixels
-    return wrong.abs().mean(), (wrong**2).mean(), edges, divergence
+    return wrong.abs().mean(), (wrong**2).mean(), edges
 
 
 @torch.no_grad()
@@ -136,9 +153,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=6e-3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--polish", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    if args.polish:
+        vae = AutoencoderKL.from_pretrained(args.out / "vae")
+        train(args, vae, make_optimizers(vae, args.lr), polish_loss, 0, None)
+    else:
+        vae = first_training(args)
+    standardise(vae, random.Random(1))
+    vae.save_pretrained(args.out / "vae")
+
+
+def first_training(args) -> AutoencoderKL:
     vae, step, last = make_vae(), 0, args.out / "vae.pt"
     optimizers = make_optimizers(vae, args.lr)
     if last.exists():
@@ -147,17 +175,16 @@ def main() -> None:
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         step = state["step"]
-    train(args, vae, optimizers, step, last)
-    standardise(vae, random.Random(1))
-    vae.save_pretrained(args.out / "vae")
+    train(args, vae, optimizers, loss_of, step, last)
+    return vae
 
 
-def train(args, vae: AutoencoderKL, optimizers: list, step: int, last: Path) -> None:
-    rng, start, seen = random.Random(step), time.process_time(), []
+def train(args, vae: AutoencoderKL, optimizers: list, losses, step: int, last: Path | None) -> None:
+    rng, start, seen = random.Random(step + 7 * args.polish), time.process_time(), []
     while step < args.steps:
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = args.lr * min((step + 1) / 50, 1.0, 2.5 * (1 - step / args.steps) + 0.01)
-        error, squared, edges, divergence = loss_of(vae, batch_of(rng, args.batch))
+        error, squared, edges, divergence = losses(vae, batch_of(rng, args.batch))
         (error + squared + edges + KL_WEIGHT * divergence).backward()
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         for optimizer in optimizers:
@@ -169,7 +196,7 @@ def train(args, vae: AutoencoderKL, optimizers: list, step: int, last: Path) -> 
             means = " ".join(f"{value:.4f}" for value in np.mean(seen[-25:], 0))
             seconds = (time.process_time() - start) / len(seen)
             print(f"{step}/{args.steps} error, edges, divergence {means}, {seconds:.2f} cpu s/step", flush=True)
-        if step % 200 == 0 or step == args.steps:
+        if last and (step % 200 == 0 or step == args.steps):
             states = [optimizer.state_dict() for optimizer in optimizers]
             torch.save(dict(vae=vae.state_dict(), optimizers=states, step=step), last)
 

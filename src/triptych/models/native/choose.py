@@ -112,10 +112,11 @@ def _native(served: ServedModel) -> Accelerated:
 
 def _with_tower(served: ServedModel, choice: Choice) -> Choice:
     try:
-        NativeTower(served.encoder_layers()).install()
+        tower = NativeTower(served.encoder_layers())
+        tower.install()
     except NativeUnavailable as error:
         return replace(choice, tower="eager", tower_reason=str(error))
-    return replace(choice, tower="native", tower_reason="AMX kernels in bfloat16")
+    return replace(choice, tower="native", tower_reason=tower.reason)
 
 
 def _native_head(served: StockModel) -> NativeLinear | None:

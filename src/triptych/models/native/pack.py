@@ -1,6 +1,6 @@
-"""Weights in the order in which the kernels read them: groups of 32 output columns, each one contiguous stream.
+"""Weights in the order in which the kernels read them: groups of output columns, each one contiguous stream.
 
-The layouts are described at the head of `src/gemm.h`.
+The layouts are described at the heads of `src/gemm.h` and `src/panels.h`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 GROUP = 32
+PANEL = 16
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -20,6 +21,12 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
         return weight.view(groups, GROUP, width).transpose(1, 2).contiguous().view(-1)
     tiles = weight.view(groups, 2, 16, width // 32, 16, 2)  # [group, half, column, step, pair, 2]
     return tiles.permute(0, 3, 1, 4, 2, 5).contiguous().view(-1)
+
+
+def pack_panels(weight: torch.Tensor) -> torch.Tensor:
+    """[N, K] of any type -> flat float32, for the products of many rows without tiles. N % 16 == 0."""
+    columns, width = weight.shape
+    return weight.float().view(columns // PANEL, PANEL, width).transpose(1, 2).contiguous().view(-1)
 
 
 def is_narrow(weight: torch.Tensor) -> bool:

@@ -80,15 +80,14 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         *(c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p),
         *(c_int32, c_int32, c_int32),
     ]
-    if library.triptych_has_tiles():
-        library.triptych_encoder_new.restype = c_void_p
-        library.triptych_encoder_new.argtypes = [POINTER(EncoderShape)]
-        library.triptych_encoder_free.restype = None
-        library.triptych_encoder_free.argtypes = [c_void_p]
-        library.triptych_encoder_layer.restype = c_char_p
-        library.triptych_encoder_layer.argtypes = [
-            *(c_void_p, POINTER(EncoderWeights), c_void_p, c_void_p, c_int32, c_int32, c_int32)
-        ]
+    library.triptych_encoder_new.restype = c_void_p
+    library.triptych_encoder_new.argtypes = [POINTER(EncoderShape), c_int32, c_int32]
+    library.triptych_encoder_free.restype = None
+    library.triptych_encoder_free.argtypes = [c_void_p]
+    library.triptych_encoder_layer.restype = c_char_p
+    library.triptych_encoder_layer.argtypes = [
+        *(c_void_p, POINTER(EncoderWeights), c_void_p, c_void_p, c_int32, c_int32, c_int32)
+    ]
     return library
 
 

@@ -14,29 +14,33 @@ import torch
 from torch import nn
 
 from triptych.models.native.build import NativeUnavailable, load_library
-from triptych.models.native.pack import pack_vector, pack_weight
-from triptych.models.native.structs import EncoderShape, EncoderWeights, declare, raise_message
+from triptych.models.native.pack import PANEL, pack_panels, pack_vector, pack_weight
+from triptych.models.native.structs import KINDS, EncoderShape, EncoderWeights, declare, raise_message
 
 LAYER_CLASSES = frozenset({"Idefics3EncoderLayer", "SmolVLMEncoderLayer", "SiglipEncoderLayer", "CLIPEncoderLayer"})
 LAYER_PARTS = {"self_attn", "layer_norm1", "mlp", "layer_norm2"}
 ACTIVATIONS = {"gelu_pytorch_tanh": 1, "quick_gelu": 2}
 MAX_HEAD_DIM = 256
-TOLERANCE = 0.05  # relative distance of the check's result from the stock layer's
+# Relative distance of the check's result from the stock layer's.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 CHECK_TOKENS = 45
 
 
 class NativeTower:
-    """Owner of the kernels' workspace and of the packed weights of all layers. One call at a time."""
+    """Owner of the kernels' workspace and of the packed weights of all layers. One call at a time.
 
-    def __init__(self, layers: Sequence[Any]) -> None:
+    With AMX a bfloat16 tower runs on tiles. Any other runs in float32 inside, from weights kept in float32.
+    """
+
+    def __init__(self, layers: Sequence[Any], *, use_tiles: bool = True) -> None:
         """Raises NativeUnavailable. The layers are untouched until `install`."""
         self._library = declare(load_library())
         if not layers:
             raise NativeUnavailable("the model has no tower")
-        if not self._library.triptych_has_tiles():
-            raise NativeUnavailable("the tower's kernels need AMX")
+        self.dtype = next(layers[0].parameters()).dtype
+        self.has_tiles = bool(use_tiles and self.dtype == torch.bfloat16 and self._library.triptych_has_tiles())
         for layer in layers:
-            _check_layer(layer)
+            _check_layer(layer, self.dtype, multiple=32 if self.has_tiles else PANEL)
         self._layers = list(layers)
         self._alive: list[torch.Tensor] = []
         first = layers[0]
@@ -48,7 +52,7 @@ class NativeTower:
         )
         with torch.inference_mode():
             self._weights = [self._pack(layer) for layer in layers]
-        self._handle = self._library.triptych_encoder_new(ctypes.byref(shape))
+        self._handle = self._library.triptych_encoder_new(ctypes.byref(shape), KINDS[self.dtype], self.has_tiles)
         if not self._handle:
             raise NativeUnavailable("no memory for the native tower")
 
@@ -56,9 +60,15 @@ class NativeTower:
         if getattr(self, "_handle", None):
             self._library.triptych_encoder_free(self._handle)
 
+    @property
+    def reason(self) -> str:
+        """What computes, in one phrase."""
+        return "AMX kernels in bfloat16" if self.has_tiles else "portable kernels in float32"
+
     def layer(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """[B, S, D] bfloat16 -> the same; attention within each of the B pictures."""
+        """[B, S, D] -> the same; attention within each of the B pictures."""
         assert x.shape == (*x.shape[:2], self.hidden), x.shape
+        assert x.dtype == self.dtype, x.dtype
         x = x.contiguous()
         out = torch.empty_like(x)
         message = self._library.triptych_encoder_layer(
@@ -73,17 +83,17 @@ class NativeTower:
         first = self._layers[0]
         with torch.inference_mode():
             generator = torch.Generator().manual_seed(0)
-            x = torch.randn(2, CHECK_TOKENS, self.hidden, generator=generator).to(torch.bfloat16)
+            x = torch.randn(2, CHECK_TOKENS, self.hidden, generator=generator).to(self.dtype)
             expected = first.forward(x, attention_mask=None)
             distance = float((self.layer(0, x) - expected).float().norm() / expected.float().norm())
-        if not distance <= TOLERANCE:
+        if not distance <= TOLERANCE[self.dtype]:
             raise NativeUnavailable(f"the tower's kernels differ from the stock layer by {distance:.3g}")
         for index, layer in enumerate(self._layers):
             layer.forward = self._forward(index, layer.forward)
 
     def _forward(self, index: int, stock: Any) -> Any:
         def forward(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **rest: Any) -> Any:
-            is_served = attention_mask is None and hidden_states.dtype == torch.bfloat16 and hidden_states.dim() == 3
+            is_served = attention_mask is None and hidden_states.dtype == self.dtype and hidden_states.dim() == 3
             if not is_served:
                 return stock(hidden_states, attention_mask=attention_mask, **rest)
             return self.layer(index, hidden_states)
@@ -94,11 +104,11 @@ class NativeTower:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         norms = (layer.layer_norm1, layer.layer_norm2)
-        keep = self._keep
+        keep, pack = self._keep, pack_weight if self.has_tiles else pack_panels
         return EncoderWeights(
             *(keep(pack_vector(vector)) for norm in norms for vector in (norm.weight, norm.bias)),
-            keep(pack_weight(torch.cat([p.weight for p in projections]))),
-            *(keep(pack_weight(linear.weight)) for linear in (attention.out_proj, mlp.fc1, mlp.fc2)),
+            keep(pack(torch.cat([p.weight for p in projections]))),
+            *(keep(pack(linear.weight)) for linear in (attention.out_proj, mlp.fc1, mlp.fc2)),
             keep(pack_vector(torch.cat([p.bias for p in projections]))),
             *(keep(pack_vector(linear.bias)) for linear in (attention.out_proj, mlp.fc1, mlp.fc2)),
         )
@@ -109,7 +119,7 @@ class NativeTower:
         return tensor.data_ptr()
 
 
-def _check_layer(layer: Any) -> None:
+def _check_layer(layer: Any, dtype: torch.dtype, multiple: int) -> None:
     name = type(layer).__name__
     _require(name in LAYER_CLASSES, f"tower layers of class {name} are not among the kernels' kinds")
     _require({n for n, _ in layer.named_children()} == LAYER_PARTS, f"a {name} has unexpected parts")
@@ -121,10 +131,11 @@ def _check_layer(layer: Any) -> None:
         _require(type(norm) is nn.LayerNorm and norm.elementwise_affine, f"{name} has an unexpected norm")
     parameters = list(layer.parameters())
     _require(all(p.device.type == "cpu" for p in parameters), "the tower is not on the CPU")
-    _require(all(p.dtype == torch.bfloat16 for p in parameters), "the tower's kernels are for bfloat16")
+    _require(dtype in KINDS, f"the tower's kernels do not compute in {str(dtype).removeprefix('torch.')}")
+    _require(all(p.dtype == dtype for p in parameters), "the tower's weights are of several types")
     _require(attention.config.hidden_act in ACTIVATIONS, f"tower activation {attention.config.hidden_act!r}")
     for what, value in (("head_dim", attention.head_dim), ("inner size", mlp.fc1.out_features)):
-        _require(value % 32 == 0, f"the tower's {what} is {value}, not a multiple of 32")
+        _require(value % multiple == 0, f"the tower's {what} is {value}, not a multiple of {multiple}")
     _require(attention.head_dim <= MAX_HEAD_DIM, f"the tower's head_dim is {attention.head_dim}, above {MAX_HEAD_DIM}")
 
 

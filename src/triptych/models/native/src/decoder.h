@@ -4,12 +4,12 @@
 // A layer is: RMSNorm, QKV, (q/k norm,) rotary, attention, output projection, RMSNorm, gate and up, SiLU, down.
 #pragma once
 
-#include <memory>
 #include <omp.h>
 #include <type_traits>
 #include <vector>
 
 #include "attention.h"
+#include "buffer.h"
 #include "team.h"
 
 namespace triptych {
@@ -56,26 +56,6 @@ struct StepInput {
   void* const* values;
 };
 }
-
-template <class T>
-struct Buffer {  // grows, never shrinks; aligned to a cache line, zero when new
-  T* get(size_t count) {
-    if (count > capacity_) {
-      data_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
-      if (!data_) throw std::bad_alloc();
-      std::memset((void*)data_.get(), 0, count * sizeof(T));
-      capacity_ = count;
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(T* p) const { std::free(p); }
-  };
-  std::unique_ptr<T, Free> data_;
-  size_t capacity_ = 0;
-};
 
 class DecoderBase {
  public:

@@ -104,16 +104,22 @@ const char* triptych_resample(const void* in, int32_t height, int32_t width, voi
   });
 }
 
+EncoderBase* triptych_encoder_new(const EncoderShape* shape, int32_t kind, int32_t use_tiles) {
+  try {
+    if (kind == kFloat32) return new Encoder<Panels<float>>(*shape);
 #ifdef __AMX_BF16__
-Encoder* triptych_encoder_new(const EncoderShape* shape) {
-  return triptych_has_tiles() ? new (std::nothrow) Encoder(*shape) : nullptr;
-}
-
-void triptych_encoder_free(Encoder* encoder) { delete encoder; }
-
-const char* triptych_encoder_layer(Encoder* encoder, const EncoderWeights* weights, const void* x, void* out,
-                                   int32_t pictures, int32_t tokens, int32_t threads) {
-  return guarded([&] { encoder->layer(*weights, (const bf16*)x, (bf16*)out, pictures, tokens, threads); });
-}
+    if (use_tiles && triptych_has_tiles()) return new Encoder<Tiles>(*shape);
 #endif
+    return new Encoder<Panels<bf16>>(*shape);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void triptych_encoder_free(EncoderBase* encoder) { delete encoder; }
+
+const char* triptych_encoder_layer(EncoderBase* encoder, const EncoderWeights* weights, const void* x, void* out,
+                                   int32_t pictures, int32_t tokens, int32_t threads) {
+  return guarded([&] { encoder->layer(*weights, x, out, pictures, tokens, threads); });
+}
 }
