@@ -5,50 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 
 from triptych.core.errors import BudgetExceeded, InvalidMedia, UnsupportedMedia
 from triptych.core.media import DecodedAudio, MediaHeader, Modality
 from triptych.models.registry import load_layout
 
-from .folders import spread_weights, write_folder
+from .folders import write_folder
 from .parity import Case, assert_parity
-from .tokens import byte_tokenizer
-
-RATE = 16_000
-SECONDS = 2
-AUDIO = "<|audio_bos|><|AUDIO|><|audio_eos|>"
-
-
-EXTRACTOR = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "chunk_length": SECONDS}
-
-
-def tiny_audio():
-    words = byte_tokenizer(("<|audio_bos|>", "<|audio_eos|>", "<|AUDIO|>"), {"audio": AUDIO})
-    config = Qwen2AudioConfig(
-        text_config=dict(
-            model_type="qwen2",
-            vocab_size=len(words),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2048,
-            eos_token_id=words.eos_token_id,
-            pad_token_id=words.pad_token_id,
-        ),
-        audio_config=dict(
-            num_mel_bins=16,
-            d_model=32,
-            encoder_layers=2,
-            encoder_attention_heads=2,
-            encoder_ffn_dim=48,
-            max_source_positions=SECONDS * 50,
-        ),
-        audio_token_index=words.convert_tokens_to_ids("<|AUDIO|>"),
-    )
-    return spread_weights(Qwen2AudioForConditionalGeneration(config)), words
+from .tiny_audio import EXTRACTOR, RATE, SECONDS, tiny_audio
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ _COLOURS, _SHAPES = list(COLOURS), list(SHAPES)
 @dataclass(frozen=True, slots=True)
 class Batch:
     texts: list[str]
+    prompts: list[Prompt | None]  # what the texts say; None where the text was dropped
     latents: torch.Tensor  # [B, C, h, w] float32
     colours: torch.Tensor  # [B, h * w] int64, 0 is the background
     shapes: torch.Tensor  # [B, h * w] int64
@@ -51,19 +52,21 @@ class Bucket:
 
     def draw(self, rng: random.Random, num: int) -> Batch:
         chosen = [rng.choice(self.usable) for _ in range(num)]
-        texts = ["" if rng.random() < DROPPED else say(self.prompts[index], rng) for index in chosen]
+        prompts = [None if rng.random() < DROPPED else self.prompts[index] for index in chosen]
+        texts = [say(prompt, rng) if prompt else "" for prompt in prompts]
         latents, colours, shapes = (
             torch.from_numpy(array[chosen]) for array in (self.latents, self.colours, self.shapes)
         )
-        return Batch(texts, latents.float(), colours.long(), shapes.long())
+        return Batch(texts, prompts, latents.float(), colours.long(), shapes.long())
 
 
-def load_buckets(folder: Path, max_objects: int) -> dict[tuple[int, int], Bucket]:
-    """By size in pixels."""
+def load_buckets(folder: Path, max_objects: int, max_px: int) -> dict[tuple[int, int], Bucket]:
+    """By size in pixels; no side is above `max_px`."""
     paths: dict[tuple[int, int], list[Path]] = {}
     for path in sorted(folder.glob("*.npz")):
         width, height = map(int, path.stem.split("-")[1].split("x"))
-        paths.setdefault((width, height), []).append(path)
+        if max(width, height) <= max_px:
+            paths.setdefault((width, height), []).append(path)
     return {size_px: Bucket(files, max_objects) for size_px, files in paths.items()}
 
 
@@ -126,7 +129,7 @@ def main() -> None:
         start = time.time()
         arrays = make(vae, 10_000_000 * args.seed + 1_000_000 * number, (width, height), int(num))
         np.savez(args.out / "latents" / f"{args.seed}-{size}.npz", **arrays)
-        print(f"{size}: {num} in {time.time() - start:.0f} s, deviation {arrays['latents'].std():.2f}", flush=True)
+        print(f"{size}: {num} in {time.time() - start:.0f} s, deviation {arrays['latents'].astype(np.float32).std():.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from diffusers import DPMSolverMultistepScheduler, PixArtTransformer2DModel
 from diffusers.models.embeddings import get_2d_sincos_pos_embed
 from tiny_image_vae import LATENT_CHANNELS
+from tiny_image_words import WordHeads
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from triptych.testing.scene_paint import COLOURS, SHAPES
@@ -73,7 +74,7 @@ def make_scheduler() -> DPMSolverMultistepScheduler:
 
 
 class Model(torch.nn.Module):
-    """Text encoder and denoiser, trained together, with two heads that fall away after training."""
+    """Text encoder and denoiser, trained together, with heads that fall away after training."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -81,12 +82,19 @@ class Model(torch.nn.Module):
         self.denoiser = make_denoiser()
         self.colour_head = torch.nn.Linear(WIDTH, NUM_COLOURS)
         self.shape_head = torch.nn.Linear(WIDTH, NUM_SHAPES)
+        self.word_heads = WordHeads(TEXT_WIDTH)
 
-    def encode(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The text encoder's output [B, L, D]."""
+        return self.text_encoder(ids, attention_mask=mask)[0]
+
+    def project(self, hidden: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Text [B, L, D] as the blocks take it, and its bias [B, 1, 1, L]."""
-        hidden = self.text_encoder(ids, attention_mask=mask)[0]
         text = self.denoiser.caption_projection(hidden)
         return text, (1 - mask.to(text.dtype))[:, None, None] * -10000.0
+
+    def encode(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.project(self.read(ids, mask), mask)
 
     def forward(
         self, latents: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor, bias: torch.Tensor
