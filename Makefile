@@ -39,6 +39,7 @@ bench: $(STAMP)
 
 zoo-eval: $(STAMP)
 	$(BIN)/python tools/train/eval_tiny_vl.py
+	$(BIN)/python tools/train/eval_tiny_image.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -112,7 +112,7 @@ def ask(
 @main.command()
 @click.argument("prompt")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help=".png, .jpg, .webp or .mp4")
-@click.option("--model", required=True, help="A diffusers folder.")
+@click.option("--model", help="A diffusers folder.  [the embedded tiny-image]")
 @click.option("--width-px", type=int, help="[the model's own]")
 @click.option("--height-px", type=int, help="[the model's own]")
 @click.option("--steps", "num_steps", type=int, help="Denoising steps.  [the model's own]")
@@ -122,7 +122,7 @@ def ask(
 @click.option("--frames", "num_frames", type=int, help="Frames of a clip.")
 @click.option("--step-cache", help="first-block or teacache, where calibrated; none.  [the model's own]")
 @click.option("--previews/--no-previews", default=None, help="Show the picture meanwhile.  [where there are colours]")
-def draw(prompt: str, output: Path, model: str, previews: bool | None, **options: Any) -> None:
+def draw(prompt: str, output: Path, model: str | None, previews: bool | None, **options: Any) -> None:
     """Draw PROMPT to a file, in this process. A terminal with colours shows it while it is drawn."""
     from triptych.generate.events import PreviewEvent, StepEvent
     from triptych.generate.request import MAX_PREVIEWS

@@ -48,6 +48,7 @@ from triptych.warm_up import WarmUp
 
 LOGGER = logging.getLogger("triptych.launch")
 EMBEDDED_MODEL = "tiny-vl"
+EMBEDDED_DRAWING_MODEL = "tiny-image"
 
 
 class House:
@@ -331,10 +332,11 @@ def diffusion_folder(model: str) -> Path:
 def draw_to_file(
     prompt: str,
     output: Path,
-    model: str,
+    model: str | None,
     options: dict[str, Any],
     on_event: Callable[[GenerateEvent], None] = lambda event: None,
 ) -> Drawn:
-    """One picture or clip by the diffusers model of this folder or embedded name. Raises leaves of the error tree."""
-    path = diffusion_folder(model)
+    """One picture or clip by the diffusers model of this folder or embedded name; without one by the embedded one.
+    Raises leaves of the error tree."""
+    path = diffusion_folder(model or EMBEDDED_DRAWING_MODEL)
     return asyncio.run(draw(prompt, output, folder=path, options=DrawOptions(**options), on_event=on_event))

@@ -129,7 +129,8 @@ def main() -> None:
         start = time.time()
         arrays = make(vae, 10_000_000 * args.seed + 1_000_000 * number, (width, height), int(num))
         np.savez(args.out / "latents" / f"{args.seed}-{size}.npz", **arrays)
-        print(f"{size}: {num} in {time.time() - start:.0f} s, deviation {arrays['latents'].astype(np.float32).std():.2f}", flush=True)
+        deviation = arrays["latents"].astype(np.float32).std()
+        print(f"{size}: {num} in {time.time() - start:.0f} s, deviation {deviation:.2f}", flush=True)
 
 
 if __name__ == "__main__":

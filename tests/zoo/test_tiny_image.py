@@ -1,0 +1,99 @@
+"""tiny-image as an ordinary folder: stock diffusers loads it, and what it draws for a prompt can be measured."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from diffusers import PixArtAlphaPipeline
+from PIL import Image
+
+from triptych import zoo
+from triptych.cli import main
+from triptych.testing.judge import look, verdict
+from triptych.testing.prompts import Prompt, invent_prompt
+
+pytestmark = pytest.mark.skipif("tiny-image" not in zoo.names(), reason="tiny-image is not in this package")
+
+SEED = 2024  # the evaluation's, so that its figures tell what to expect here
+MAX_BYTES = 15_000_000
+MAX_OBJECTS = 2
+LEAST_RIGHT = 0  # of ten held-out prompts; raise it with better weights
+LEAST_GROUNDS = 5  # of ten that do not ask for white; chance is one in six
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> PixArtAlphaPipeline:
+    folder = zoo.folder("tiny-image")
+    pipeline = PixArtAlphaPipeline.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def draw(pipeline: PixArtAlphaPipeline, texts: list[str], *, width_px: int = 64) -> np.ndarray:
+    """[B, H, W, 3] uint8, seeds counting up from zero."""
+    drawn = pipeline(
+        texts,
+        width=width_px,
+        height=64,
+        num_inference_steps=20,
+        guidance_scale=4.0,
+        generator=[torch.Generator().manual_seed(seed) for seed in range(len(texts))],
+        use_resolution_binning=False,
+        clean_caption=False,
+        output_type="np",
+    ).images
+    return (drawn * 255).round().astype(np.uint8)
+
+
+def held_out(num: int) -> list[Prompt]:
+    rng = random.Random(SEED)
+    invented = (invent_prompt(rng, held_out=True) for _ in range(100 * num))
+    return [prompt for prompt in invented if prompt.num_objects <= MAX_OBJECTS][:num]
+
+
+def test_folder_is_small_and_safe():
+    """Weights are safetensors alone, 15 MB or less in all."""
+    files = [path for path in zoo.folder("tiny-image").rglob("*") if path.is_file()]
+
+    assert sum(path.stat().st_size for path in files) <= MAX_BYTES
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".md"}
+
+
+def test_draw_without_a_model_gives_the_stock_picture(pipeline: PixArtAlphaPipeline, tmp_path: Path):
+    """`triptych draw` takes the embedded model; the file is the stock pipeline's picture of that seed, to one level."""
+    out = tmp_path / "out.png"
+    options = ["--width-px", "64", "--height-px", "64", "--steps", "20", "--guidance", "4", "--seed", "0"]
+    found = CliRunner().invoke(main, ["draw", "a red circle on white", "-o", str(out), *options])
+    assert found.exit_code == 0, found.output
+
+    with Image.open(out) as picture:
+        ours = np.asarray(picture).astype(int)
+    assert np.abs(ours - draw(pipeline, ["a red circle on white"])[0]).max() <= 1
+
+
+def test_draws_at_other_aspects(pipeline: PixArtAlphaPipeline):
+    """Any multiple of 8 pixels is a size."""
+    assert draw(pipeline, ["a blue square"], width_px=104).shape == (1, 64, 104, 3)
+
+
+def test_draws_on_the_ground_that_was_asked_for(pipeline: PixArtAlphaPipeline):
+    """Held-out prompts that do not ask for white get their background."""
+    prompts = [prompt for prompt in held_out(40) if prompt.background != "white"][:10]
+    pictures = draw(pipeline, [str(prompt) for prompt in prompts])
+
+    right = [look(picture).background == prompt.background for prompt, picture in zip(prompts, pictures, strict=True)]
+    assert sum(right) >= LEAST_GROUNDS
+
+
+def test_draws_ten_held_out_prompts(pipeline: PixArtAlphaPipeline):
+    """Count, colours, shapes, background and relation, by measured pixels."""
+    prompts = held_out(10)
+    pictures = draw(pipeline, [str(prompt) for prompt in prompts])
+
+    right = [verdict(prompt, look(picture)).is_right for prompt, picture in zip(prompts, pictures, strict=True)]
+    assert sum(right) >= LEAST_RIGHT
