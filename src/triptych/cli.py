@@ -18,7 +18,7 @@ from rich.logging import RichHandler
 from rich.progress import Progress
 
 from triptych.core.config import Config, EngineConfig, HttpConfig, Tenant, load_config
-from triptych.core.errors import TriptychError
+from triptych.core.errors import InvalidRequest, TriptychError
 
 OUT = Console()
 ERR = Console(stderr=True)
@@ -66,7 +66,7 @@ def main() -> None:
 @click.option("--max-decode-stall-ms", type=float, help="Longest wait of running answers for an encoder.  [40]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def serve(model: str | None, config_file: Path | None, api_keys: tuple[str, ...], log_level: str, **flags: Any) -> None:
-    """Serve MODEL: a Hugging Face folder, a hub name, or an embedded model. Without one: the embedded one."""
+    """Serve MODEL: a Hugging Face folder, a hub name, or an embedded model. Without one: tiny-vl and tiny-image."""
     from triptych.launch import serve as run
 
     with _plain_errors():
@@ -312,12 +312,16 @@ def demo(model: str | None) -> None:
 
 def _with_flags(config: Config, model: str | None, api_keys: tuple[str, ...], flags: dict[str, Any]) -> Config:
     """Flags override the file. A model on the command line takes the place of the file's models."""
-    from triptych.launch import default_model
+    from triptych.launch import default_model, embedded_models
 
     given = {name: value for name, value in flags.items() if value is not None}
     http = {name: value for name, value in given.items() if name in HttpConfig.__struct_fields__}
     engine = {name: value for name, value in given.items() if name in EngineConfig.__struct_fields__}
-    models = (default_model(model),) if model or not config.models else config.models
+    models = (default_model(model),) if model else config.models or embedded_models()
+    if "name" in given and len(models) > 1:
+        raise InvalidRequest(
+            "--name is for one model, and several are served: name MODEL, or set models.name", param="name"
+        )
     models = tuple(
         _replace(one, engine=_replace(one.engine, **engine), name=given.get("name", one.name)) for one in models
     )

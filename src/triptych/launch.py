@@ -135,8 +135,13 @@ def _engine_here(model: ModelConfig) -> EngineHandle:
 
 
 def default_model(path: str | None = None) -> ModelConfig:
-    """What is served when nothing is named: the embedded model."""
+    """What answers when nothing is named: the embedded model."""
     return ModelConfig(path=path or EMBEDDED_MODEL)
+
+
+def embedded_models() -> tuple[ModelConfig, ...]:
+    """What `serve` serves when nothing is named: the model that answers and the one that draws."""
+    return default_model(), default_model(EMBEDDED_DRAWING_MODEL)
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:

@@ -76,6 +76,13 @@ def test_flags_override_the_file(tmp_path):
     assert cli._with_flags(Config(), "other", (), {}).models[0].path == "other"
 
 
+def test_nothing_named_serves_the_model_that_answers_and_the_one_that_draws():
+    """And a name that would go to both is refused."""
+    assert [model.path for model in cli._with_flags(Config(), None, (), {}).models] == ["tiny-vl", "tiny-image"]
+    with pytest.raises(InvalidRequest, match="--name is for one model"):
+        cli._with_flags(Config(), None, (), {"name": "mine"})
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("1024", 1024), ("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1.5 gib", 3 * 2**29)]
 )

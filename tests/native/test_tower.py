@@ -53,6 +53,12 @@ def native(layers: list[torch.nn.Module], *, use_tiles: bool = True) -> NativeTo
     return tower
 
 
+def siglip_of_odd_sizes() -> torch.nn.Module:
+    """Heads of 24 and inner layers of 150, as So400m's 72 and 4304 are no multiples of the kernels' blocks."""
+    odd = COMMON | dict(num_attention_heads=4, intermediate_size=150)
+    return SiglipVisionModel(SiglipVisionConfig(**odd, vision_use_head=False))
+
+
 KERNELS = {
     "float32": (torch.float32, False),
     "bfloat16": (torch.bfloat16, False),
@@ -63,7 +69,7 @@ each_kernel = pytest.mark.parametrize(("dtype", "use_tiles"), KERNELS.values(), 
 
 @pytest.mark.usefixtures("kernels")
 @each_kernel
-@pytest.mark.parametrize("kind", [idefics3, siglip, clip])
+@pytest.mark.parametrize("kind", [idefics3, siglip, clip, siglip_of_odd_sizes])
 def test_tower_is_as_near_to_float64_as_stock(kind, dtype, use_tiles):
     """Three pictures in one batch: the kernels' error is at most 1.2 times the stock layers' own (twice in float32,
     where both are a matter of the order of sums)."""
@@ -148,8 +154,8 @@ def test_a_masked_call_takes_the_stock_layer():
     ("change", "reason"),
     [
         (dict(hidden_act="gelu"), "activation"),
-        (dict(num_attention_heads=4), "head_dim is 24"),
-        (dict(intermediate_size=150), "inner size is 150"),
+        (dict(hidden_size=72), "width is 72"),
+        (dict(hidden_size=800, num_attention_heads=2), "head_dim is 400"),
     ],
 )
 def test_unknown_towers_are_refused_with_the_reason(change, reason):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from triptych.models.native.build import NativeUnavailable, load_library
+from triptych.models.native.pack import GROUP as TILE
 from triptych.models.native.pack import PANEL, pack_panels, pack_vector, pack_weight
 from triptych.models.native.structs import KINDS, EncoderShape, EncoderWeights, declare, raise_message
 
@@ -30,6 +31,7 @@ class NativeTower:
     """Owner of the kernels' workspace and of the packed weights of all layers. One call at a time.
 
     With AMX a bfloat16 tower runs on tiles. Any other runs in float32 inside, from weights kept in float32.
+    Heads and inner layers of other sizes (72 and 4304 in SigLIP So400m) are filled up with zeros.
     """
 
     def __init__(self, layers: Sequence[Any], *, use_tiles: bool = True) -> None:
@@ -39,15 +41,18 @@ class NativeTower:
             raise NativeUnavailable("the model has no tower")
         self.dtype = next(layers[0].parameters()).dtype
         self.has_tiles = bool(use_tiles and self.dtype == torch.bfloat16 and self._library.triptych_has_tiles())
+        multiple = TILE if self.has_tiles else PANEL
         for layer in layers:
-            _check_layer(layer, self.dtype, multiple=32 if self.has_tiles else PANEL)
+            _check_layer(layer, self.dtype, multiple)
         self._layers = list(layers)
         self._alive: list[torch.Tensor] = []
         first = layers[0]
         attention, config = first.self_attn, first.self_attn.config
         self.hidden = first.mlp.fc1.in_features
+        self._head_dim = _round_up(attention.head_dim, multiple)
+        self._inner = _round_up(first.mlp.fc1.out_features, multiple)
         shape = EncoderShape(
-            *(self.hidden, attention.num_heads, attention.head_dim, first.mlp.fc1.out_features),
+            *(self.hidden, attention.num_heads, self._head_dim, self._inner),
             *(ACTIVATIONS[config.hidden_act], first.layer_norm1.eps, attention.scale),
         )
         with torch.inference_mode():
@@ -107,16 +112,34 @@ class NativeTower:
         keep, pack = self._keep, pack_weight if self.has_tiles else pack_panels
         return EncoderWeights(
             *(keep(pack_vector(vector)) for norm in norms for vector in (norm.weight, norm.bias)),
-            keep(pack(torch.cat([p.weight for p in projections]))),
-            *(keep(pack(linear.weight)) for linear in (attention.out_proj, mlp.fc1, mlp.fc2)),
-            keep(pack_vector(torch.cat([p.bias for p in projections]))),
-            *(keep(pack_vector(linear.bias)) for linear in (attention.out_proj, mlp.fc1, mlp.fc2)),
+            keep(pack(torch.cat([self._fill_heads(p.weight, attention) for p in projections]))),
+            keep(pack(self._fill_heads(attention.out_proj.weight.T, attention).T.contiguous())),
+            keep(pack(_fill(mlp.fc1.weight, self._inner))),
+            keep(pack(_fill(mlp.fc2.weight.T, self._inner).T.contiguous())),
+            keep(pack_vector(torch.cat([self._fill_heads(p.bias, attention) for p in projections]))),
+            keep(pack_vector(attention.out_proj.bias)),
+            keep(pack_vector(_fill(mlp.fc1.bias, self._inner))),
+            keep(pack_vector(mlp.fc2.bias)),
         )
+
+    def _fill_heads(self, rows: torch.Tensor, attention: Any) -> torch.Tensor:
+        """[heads * head_dim, ...] with zero rows after each head's own."""
+        heads = rows.reshape(attention.num_heads, attention.head_dim, *rows.shape[1:])
+        return torch.stack([_fill(head, self._head_dim) for head in heads]).flatten(0, 1)
 
     def _keep(self, tensor: torch.Tensor | None) -> int:
         assert tensor is not None
         self._alive.append(tensor)
         return tensor.data_ptr()
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _fill(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """With zero rows at the end."""
+    return torch.cat([rows, rows.new_zeros(num_rows - len(rows), *rows.shape[1:])])
 
 
 def _check_layer(layer: Any, dtype: torch.dtype, multiple: int) -> None:
@@ -134,9 +157,12 @@ def _check_layer(layer: Any, dtype: torch.dtype, multiple: int) -> None:
     _require(dtype in KINDS, f"the tower's kernels do not compute in {str(dtype).removeprefix('torch.')}")
     _require(all(p.dtype == dtype for p in parameters), "the tower's weights are of several types")
     _require(attention.config.hidden_act in ACTIVATIONS, f"tower activation {attention.config.hidden_act!r}")
-    for what, value in (("head_dim", attention.head_dim), ("inner size", mlp.fc1.out_features)):
-        _require(value % multiple == 0, f"the tower's {what} is {value}, not a multiple of {multiple}")
-    _require(attention.head_dim <= MAX_HEAD_DIM, f"the tower's head_dim is {attention.head_dim}, above {MAX_HEAD_DIM}")
+    hidden = mlp.fc1.in_features
+    _require(hidden % multiple == 0, f"the tower's width is {hidden}, not a multiple of {multiple}")
+    _require(
+        _round_up(attention.head_dim, multiple) <= MAX_HEAD_DIM,
+        f"the tower's head_dim is {attention.head_dim}, above {MAX_HEAD_DIM}",
+    )
 
 
 def _require(holds: bool, reason: str) -> None:

@@ -20,7 +20,7 @@ struct EncoderWeights {
   const float *qkv_bias, *out_bias, *fc1_bias, *fc2_bias;
 };
 
-struct EncoderShape {
+struct EncoderShape {  // head_dim and inner as packed: filled up with zeros to what the kernel takes
   int32_t hidden, heads, head_dim, inner, activation;
   float eps, scale;
 };
@@ -40,14 +40,14 @@ class Encoder final : public EncoderBase {
   using Act = typename Kernel::Act;
 
  public:
-  explicit Encoder(const EncoderShape& shape) : shape_(shape) {}
+  explicit Encoder(const EncoderShape& shape) : shape_(shape), width_(shape.heads * shape.head_dim) {}
 
   void layer(const EncoderWeights& weights, const void* x, void* out, int pictures, int tokens, int threads) override {
     rows_ = pictures * tokens;
     attention_.reserve(pictures, tokens, shape_.heads, shape_.head_dim);
-    act_ = act_buffer_.get(Kernel::act_count(rows_, shape_.hidden));
+    act_ = act_buffer_.get(Kernel::act_count(rows_, std::max(shape_.hidden, width_)));
     inner_ = inner_buffer_.get(Kernel::act_count(rows_, shape_.inner));
-    qkv_ = qkv_buffer_.get((size_t)(rows_ + 32) * 3 * shape_.hidden);
+    qkv_ = qkv_buffer_.get((size_t)(rows_ + 32) * 3 * width_);
     hidden_ = hidden_buffer_.get((size_t)rows_ * shape_.hidden);
     scratch_count_ = std::max(Kernel::kSums, attention_.scratch_count());
     scratch_ = scratch_buffer_.get(scratch_count_ * threads);
@@ -62,12 +62,12 @@ class Encoder final : public EncoderBase {
     Kernel::begin(32);
     normalise(x, w.norm1, w.norm1_bias, team, member);
     team.barrier();
-    product(act_, hidden, w.qkv, w.qkv_bias, 3 * hidden, team, member,
-            [&](int row, int col, v16 lanes) { store16(qkv_ + (size_t)row * 3 * hidden + col, lanes); });
+    product(act_, hidden, w.qkv, w.qkv_bias, 3 * width_, team, member,
+            [&](int row, int col, v16 lanes) { store16(qkv_ + (size_t)row * 3 * width_ + col, lanes); });
     team.barrier();
     attend_all(team, member);
     team.barrier();
-    product(act_, hidden, w.out, w.out_bias, hidden, team, member, [&](int row, int col, v16 lanes) {
+    product(act_, width_, w.out, w.out_bias, hidden, team, member, [&](int row, int col, v16 lanes) {
       const size_t at = (size_t)row * hidden + col;
       store16(hidden_ + at, load16(x + at) + lanes);
     });
@@ -124,10 +124,11 @@ class Encoder final : public EncoderBase {
     const Range units = team.share(attention_.num_units(), member);
     for (int index = units.lo; index < units.hi; index++)
       attention_.attend(qkv_, index, shape_.scale, scratch_ + scratch_count_ * member,
-                        [&](int row, int col, v16 lanes) { Kernel::put(act_, shape_.hidden, row, col, lanes); });
+                        [&](int row, int col, v16 lanes) { Kernel::put(act_, width_, row, col, lanes); });
   }
 
   const EncoderShape shape_;
+  const int width_;  // of all heads together
   typename Kernel::Attention attention_;
   int rows_ = 0;
   size_t scratch_count_ = 0;

@@ -70,14 +70,14 @@ struct Panels {
 
     // Sixteen keys of one head become [dim][16], their values a stretch of [dim/16][keys][16]; missing ones are zero.
     void pack(const float* qkv, int index) {
-      const int hidden = heads_ * dim_, blocks = padded_ / 16, lane = index / blocks, first = index % blocks * 16;
-      const float* key = qkv + row_of(lane, first) * 3 * hidden + hidden + lane % heads_ * dim_;
+      const int width = heads_ * dim_, blocks = padded_ / 16, lane = index / blocks, first = index % blocks * 16;
+      const float* key = qkv + row_of(lane, first) * 3 * width + width + lane % heads_ * dim_;
       float* columns = keys_ + ((size_t)lane * padded_ + first) * dim_;
-      for (int i = 0; i < 16; i++, key += 3 * hidden) {
+      for (int i = 0; i < 16; i++, key += 3 * width) {
         const bool is_there = first + i < tokens_;
         for (int d = 0; d < dim_; d++) columns[d * 16 + i] = is_there ? key[d] : 0.0f;
         for (int d = 0; d < dim_; d += 16)
-          store16(value_panel(lane, d) + (size_t)(first + i) * 16, is_there ? load16(key + hidden + d) : v16{});
+          store16(value_panel(lane, d) + (size_t)(first + i) * 16, is_there ? load16(key + width + d) : v16{});
       }
     }
 
@@ -85,12 +85,12 @@ struct Panels {
     template <class Put>
     void attend(const float* qkv, int index, float scale, float* scratch, Put put) {
       const int lane = index / queries_per_lane(), first = index % queries_per_lane() * kQueries;
-      const int count = std::min(kQueries, tokens_ - first), hidden = heads_ * dim_, head = lane % heads_;
+      const int count = std::min(kQueries, tokens_ - first), width = heads_ * dim_, head = lane % heads_;
       float *queries = scratch, *out = queries + kQueries * dim_, *weights = out + kQueries * dim_;
-      const float* query = qkv + row_of(lane, first) * 3 * hidden + head * dim_;
+      const float* query = qkv + row_of(lane, first) * 3 * width + head * dim_;
       for (int q = 0; q < kQueries; q++)
         for (int d = 0; d < dim_; d += 16)
-          Panels::put(queries, dim_, q, d, q < count ? load16(query + (size_t)q * 3 * hidden + d) * scale : v16{});
+          Panels::put(queries, dim_, q, d, q < count ? load16(query + (size_t)q * 3 * width + d) * scale : v16{});
       score(queries, keys_ + (size_t)lane * padded_ * dim_, weights);
       float totals[kQueries];
       for (int q = 0; q < count; q++) {
