@@ -97,6 +97,29 @@ def ask(
         raise SourceUnavailable(f"{url} broke off: {type(error).__name__}") from error
 
 
+def draw(url: str, prompt: str, *, key: str = "", timeout_s: float = 600.0, **fields: Any) -> bytes:
+    """One picture of `prompt`, as the bytes of its file; `fields` go into the body (model, size, seed, ...).
+
+    Raises as `ask`.
+    """
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        response = httpx.post(
+            f"{url}/v1/images/generations",
+            json={"prompt": prompt, "response_format": "b64_json"} | fields,
+            headers=headers,
+            timeout=timeout_s,
+            trust_env=False,
+        )
+    except httpx.ConnectError as error:
+        raise SourceUnavailable(f"nobody answers at {url}") from error
+    except httpx.HTTPError as error:
+        raise SourceUnavailable(f"{url} broke off: {type(error).__name__}") from error
+    if response.status_code != 200:
+        raise _refusal(response)
+    return base64.b64decode(response.json()["data"][0]["b64_json"])
+
+
 def is_ready(url: str) -> bool:
     """Whether a server at `url` can serve now."""
     try:

@@ -1,4 +1,7 @@
-"""`triptych demo`: serve the embedded model, ask about a drawing and a photograph, show where the time went, stop."""
+"""`triptych demo`: serve the embedded models, ask about a drawing and a photograph, show where the time went, stop.
+
+Between the two the model that draws draws, and the one that answers is asked about that.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,31 @@ from typing import Any
 
 from rich.console import Console
 
-from triptych.client import ask
+from triptych.client import ask, draw
 from triptych.core.config import Config, HttpConfig
-from triptych.launch import background_server, default_model
+from triptych.launch import background_server, default_model, embedded_models
 from triptych.testing.scenes import Scene, SceneObject, draw_scene
 from triptych.waterfall import waterfall
 
+DRAWN = "a red circle left of a blue square on white"
+
 
 def run_demo(console: Console, model: str | None = None) -> None:
-    config = Config(models=(default_model(model),), http=HttpConfig(port=0, access_log=False))
-    console.print("Loading the model ...", style="dim")
+    models = (default_model(model),) if model else embedded_models()
+    config = Config(models=models, http=HttpConfig(port=0, access_log=False))
+    names = " and ".join(one.path for one in models)
+    console.print(f"Loading {names} ...", style="dim")
     with background_server(config) as url:
-        console.print(f"Serving [bold]{config.models[0].path}[/] on {url}\n")
+        console.print(f"Serving [bold]{names}[/] on {url}\n")
         scene = draw_scene(7, size_px=(112, 112), plain=True)
         console.print(f"A picture drawn for this run: {_describe(scene)}", style="dim")
         asked = _only_one_of_its_shape(scene)
         question = f"What color is the {asked.shape}?"
         _show(console, url, question, png_part(scene), note=f"it was drawn {asked.colour}")
         _show(console, url, question, png_part(scene), note="the same picture again")
+        if model is None:
+            part = _image_part("png", draw(url, DRAWN, seed=1))
+            _show(console, url, "What color is the square?", part, note=f"drawn just now for: {DRAWN}")
         _show(console, url, "What is in the picture?", photograph_part(), note="a photograph")
     console.print("Stopped; nothing is left running.", style="dim")
 

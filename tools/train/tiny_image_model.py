@@ -20,7 +20,8 @@ from triptych.testing.scene_words import NUMBERS
 
 WIDTH, LAYERS, HEAD_WIDTH = 160, 6, 32
 TEXT_WIDTH = 128
-DEFAULT_TOKENS = 16  # along each side of the default picture: 128 px
+DEFAULT_TOKENS = 8  # along each side of the default picture: 64 px
+POSITIONS_SPAN = 16  # what the positions of any picture run over
 AUX_LAYER = 3  # its output is asked what will be where
 NUM_COLOURS, NUM_SHAPES = len(COLOURS) + 1, len(SHAPES) + 1  # and the background
 _WORDS = (
@@ -48,6 +49,7 @@ def make_text_encoder(vocabulary: int) -> T5EncoderModel:
 def make_denoiser() -> PixArtTransformer2DModel:
     denoiser = PixArtTransformer2DModel(
         sample_size=DEFAULT_TOKENS,
+        interpolation_scale=DEFAULT_TOKENS / POSITIONS_SPAN,
         patch_size=1,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
@@ -146,5 +148,5 @@ def _attention(attention, x, context, bias):
 @lru_cache(maxsize=64)
 def positions(height: int, width: int, channels: int) -> torch.Tensor:
     """[1, h * w, D]: as the stock patch embedding, which spans the same range at every size."""
-    grid = get_2d_sincos_pos_embed(channels, (height, width), base_size=DEFAULT_TOKENS, output_type="pt")
+    grid = get_2d_sincos_pos_embed(channels, (height, width), base_size=POSITIONS_SPAN, output_type="pt")
     return grid.float()[None]
