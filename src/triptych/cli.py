@@ -303,7 +303,7 @@ def _size_px(text: str) -> tuple[int, int]:
 @main.command()
 @click.option("--model", help="Another model than the embedded one.")
 def demo(model: str | None) -> None:
-    """Serve the embedded model, ask it about two pictures, show where the time went, stop."""
+    """Serve the embedded models, draw, ask about three pictures, show where the time went, stop."""
     from triptych.demo import run_demo
 
     with _plain_errors():

@@ -1,4 +1,4 @@
-"""A small client of the door: a question, media from files or URLs, and the answer as it streams. For `ask` and `demo`.
+"""A small client of the door: a question about media and the answer as it streams, or a picture. For `ask` and `demo`.
 
 Anything that speaks the OpenAI API will do as well.
 """
@@ -6,8 +6,9 @@ Anything that speaks the OpenAI API will do as well.
 from __future__ import annotations
 
 import base64
+import contextlib
 import mimetypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,24 +78,21 @@ def ask(
     """
     message = {"role": "user", "content": [*media, {"type": "text", "text": question}]}
     body = {"messages": [message], "stream": True, "stream_options": {"include_usage": True, "include_stages": True}}
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        with httpx.stream(
+    with (
+        _reaching(url),
+        httpx.stream(
             "POST",
             f"{url}/v1/chat/completions",
             json=body | fields,
-            headers=headers,
+            headers=_headers(key),
             timeout=timeout_s,
             trust_env=False,
-        ) as response:
-            if response.status_code != 200:
-                response.read()
-                raise _refusal(response)
-            return _read(response, on_text)
-    except httpx.ConnectError as error:
-        raise SourceUnavailable(f"nobody answers at {url}") from error
-    except httpx.HTTPError as error:
-        raise SourceUnavailable(f"{url} broke off: {type(error).__name__}") from error
+        ) as response,
+    ):
+        if response.status_code != 200:
+            response.read()
+            raise _refusal(response)
+        return _read(response, on_text)
 
 
 def draw(url: str, prompt: str, *, key: str = "", timeout_s: float = 600.0, **fields: Any) -> bytes:
@@ -102,22 +100,32 @@ def draw(url: str, prompt: str, *, key: str = "", timeout_s: float = 600.0, **fi
 
     Raises as `ask`.
     """
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
+    with _reaching(url):
         response = httpx.post(
             f"{url}/v1/images/generations",
             json={"prompt": prompt, "response_format": "b64_json"} | fields,
-            headers=headers,
+            headers=_headers(key),
             timeout=timeout_s,
             trust_env=False,
         )
+    if response.status_code != 200:
+        raise _refusal(response)
+    return base64.b64decode(response.json()["data"][0]["b64_json"])
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+@contextlib.contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    """What keeps a server from being reached, as SourceUnavailable."""
+    try:
+        yield
     except httpx.ConnectError as error:
         raise SourceUnavailable(f"nobody answers at {url}") from error
     except httpx.HTTPError as error:
         raise SourceUnavailable(f"{url} broke off: {type(error).__name__}") from error
-    if response.status_code != 200:
-        raise _refusal(response)
-    return base64.b64decode(response.json()["data"][0]["b64_json"])
 
 
 def is_ready(url: str) -> bool:

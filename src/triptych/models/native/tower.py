@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from triptych.models.native.build import NativeUnavailable, load_library
-from triptych.models.native.pack import GROUP as TILE
-from triptych.models.native.pack import PANEL, pack_panels, pack_vector, pack_weight
+from triptych.models.native.pack import GROUP, PANEL, pack_panels, pack_vector, pack_weight
 from triptych.models.native.structs import KINDS, EncoderShape, EncoderWeights, declare, raise_message
 
 LAYER_CLASSES = frozenset({"Idefics3EncoderLayer", "SmolVLMEncoderLayer", "SiglipEncoderLayer", "CLIPEncoderLayer"})
@@ -41,7 +40,7 @@ class NativeTower:
             raise NativeUnavailable("the model has no tower")
         self.dtype = next(layers[0].parameters()).dtype
         self.has_tiles = bool(use_tiles and self.dtype == torch.bfloat16 and self._library.triptych_has_tiles())
-        multiple = TILE if self.has_tiles else PANEL
+        multiple = GROUP if self.has_tiles else PANEL
         for layer in layers:
             _check_layer(layer, self.dtype, multiple)
         self._layers = list(layers)

@@ -31,14 +31,13 @@ struct Panels {
     for (int i = 0; i < 16; i++) to[i * kRows] = out[i];
   }
 
-  // Floats of `sums` in `many_rows`.
-  static constexpr size_t kSums = (size_t)192 * 24 * 16;
+  static constexpr int kStretchRows = 192, kStretchDepth = 768, kStretchPanels = 24;
+  static constexpr size_t kSums = (size_t)kStretchRows * kStretchPanels * 16;  // floats of `sums`
 
   // Calls emit(first row, rows, first column, float[rows][16]) for each block of the columns [16 lo, 16 hi). A stretch
   // of the weight stays in the first-level cache while the rows of a stretch of activations, in the second, pass by.
   template <class Emit>
   static void many_rows(const float* a, int rows, int k, const float* weight, int lo, int hi, float* sums, Emit emit) {
-    constexpr int kStretchRows = 192, kStretchDepth = 768, kStretchPanels = 24;
     for (int first = 0; first < rows; first += kStretchRows)
       for (int left = lo; left < hi; left += kStretchPanels)
         for (int depth = 0; depth < k; depth += kStretchDepth) {
@@ -117,7 +116,7 @@ struct Panels {
       for (int key = 0; key < padded_; key += 16)
         for (int q = 0; q < kQueries; q += kRows)
           panel_product<kRows>(queries + q * dim_, 1, kRows, keys + (size_t)key * dim_, dim_,
-                                    weights + q * row_step() + key, row_step(), false);
+                               weights + q * row_step() + key, row_step(), false);
     }
 
     void weigh(const float* weights, int lane, float* out) const {
@@ -125,8 +124,8 @@ struct Panels {
         for (int d = 0; d < dim_; d += 16)
           for (int q = 0; q < kQueries; q += kRows)
             panel_product<kRows>(weights + q * row_step() + key, row_step(), 1,
-                                      value_panel(lane, d) + (size_t)key * 16, std::min(kStretchKeys, padded_ - key),
-                                      out + q * dim_ + d, dim_, key > 0);
+                                 value_panel(lane, d) + (size_t)key * 16, std::min(kStretchKeys, padded_ - key),
+                                 out + q * dim_ + d, dim_, key > 0);
     }
 
     int tokens_ = 0, padded_ = 0, heads_ = 0, dim_ = 0, lanes_ = 0;
