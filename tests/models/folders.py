@@ -9,6 +9,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+# A decoder of the smallest size at which heads, groups and layers still differ.
+TINY_TEXT = dict(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=2048,
+)
+
 
 def write_folder(
     path: Path,

@@ -16,20 +16,11 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.media import DecodedImage, Modality
 from triptych.models.registry import load_layout, load_served_model
 
-from .folders import spread_weights, write_folder
+from .folders import TINY_TEXT, spread_weights, write_folder
 from .parity import Case, assert_parity, drawing, header_of, prepare
 from .tokens import byte_tokenizer
 
-TEXT = dict(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=4096,
-    bos_token_id=None,
-)
+TEXT = TINY_TEXT | dict(head_dim=8, max_position_embeddings=4096, bos_token_id=None)
 TOWER = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2)
 
 

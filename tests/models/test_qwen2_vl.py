@@ -11,7 +11,7 @@ from triptych.core.errors import InvalidMedia, InvalidRequest, PromptRefused, Un
 from triptych.core.media import DecodedImage, DecodedVideo, MediaHeader, Modality
 from triptych.models.registry import load_layout
 
-from .folders import spread_weights, write_folder
+from .folders import TINY_TEXT, spread_weights, write_folder
 from .parity import Case, assert_parity, drawing, header_of, prepare
 from .tokens import byte_tokenizer
 
@@ -52,14 +52,9 @@ def tiny(architecture):
     else:
         vision |= dict(embed_dim=32, hidden_size=32, mlp_ratio=2)
     config = kind.config_class(
-        text_config=dict(
+        text_config=TINY_TEXT
+        | dict(
             vocab_size=len(words),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2048,
             rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4},
             bos_token_id=None,
             eos_token_id=words.eos_token_id,

@@ -8,7 +8,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from triptych.core.media import DecodedVideo, MediaHeader, Modality
 from triptych.models.registry import load_layout, load_served_model
 
-from .folders import spread_weights, write_folder
+from .folders import TINY_TEXT, spread_weights, write_folder
 from .parity import Case, assert_parity, drawing, prepare
 from .test_qwen2_vl import chat, clip, picture, stock_inputs, tokenizer
 
@@ -26,15 +26,11 @@ def tiny_qwen3():
     words = tokenizer()
     token = words.convert_tokens_to_ids
     config = Qwen3VLConfig(
-        text_config=dict(
+        text_config=TINY_TEXT
+        | dict(
             vocab_size=len(words),
-            hidden_size=32,
-            intermediate_size=48,
             num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
             head_dim=8,
-            max_position_embeddings=2048,
             rope_parameters={"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4},
             bos_token_id=None,
             eos_token_id=words.eos_token_id,

@@ -9,20 +9,11 @@ import transformers
 from triptych.core.errors import InvalidRequest, UnknownModel
 from triptych.models.registry import FAMILIES, list_supported, load_layout, load_served_model, read_model_info
 
-from .folders import spread_weights, stock_greedy, write_folder
+from .folders import TINY_TEXT, spread_weights, stock_greedy, write_folder
 from .packed import Prompt, first_logits, run_greedy
 from .tokens import byte_tokenizer
 
-COMMON = dict(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=512,
-    bos_token_id=None,
-)
+COMMON = TINY_TEXT | dict(head_dim=8, max_position_embeddings=512, bos_token_id=None)
 MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 EXTRA = {
     "MistralForCausalLM": dict(sliding_window=7),

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerFast, Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 
-from .folders import spread_weights
+from .folders import TINY_TEXT, spread_weights
 from .tokens import byte_tokenizer
 
 RATE = 16_000
@@ -14,15 +14,10 @@ EXTRACTOR = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size"
 def tiny_audio() -> tuple[Qwen2AudioForConditionalGeneration, PreTrainedTokenizerFast]:
     words = byte_tokenizer(("<|audio_bos|>", "<|audio_eos|>", "<|AUDIO|>"), {"audio": AUDIO})
     config = Qwen2AudioConfig(
-        text_config=dict(
+        text_config=TINY_TEXT
+        | dict(
             model_type="qwen2",
             vocab_size=len(words),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2048,
             eos_token_id=words.eos_token_id,
             pad_token_id=words.pad_token_id,
         ),

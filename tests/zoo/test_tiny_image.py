@@ -17,8 +17,6 @@ from triptych.cli import main
 from triptych.testing.judge import look, verdict
 from triptych.testing.prompts import Prompt, invent_prompt
 
-pytestmark = pytest.mark.skipif("tiny-image" not in zoo.names(), reason="tiny-image is not in this package")
-
 SEED = 2024  # the evaluation's, so that its figures tell what to expect here
 MAX_BYTES = 15_000_000
 MAX_OBJECTS = 2
