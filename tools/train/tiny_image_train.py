@@ -13,6 +13,7 @@ import argparse
 import copy
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,10 @@ HIGH_NOISE = 0.4  # of the rows are drawn from the noisiest fifth; 0.9 and up we
 NUM_JUDGED, NUM_STEPS, GUIDANCE = 32, 20, 4.0
 
 
-def make_optimizers(model: Model, lr: float) -> list[torch.optim.Optimizer]:
-    blocks = [model.denoiser.transformer_blocks, model.text_encoder.encoder.block]
+def make_optimizers(
+    blocks: Iterable[torch.nn.Module], parameters: Iterable[torch.nn.Parameter], lr: float, weight_decay: float = 0.01
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices in `blocks`, AdamW for the rest of `parameters`."""
     matrices = [
         weight
         for block in blocks
@@ -45,8 +48,8 @@ def make_optimizers(model: Model, lr: float) -> list[torch.optim.Optimizer]:
         if weight.ndim == 2 and "table" not in name and "relative" not in name
     ]
     chosen = {id(weight) for weight in matrices}
-    rest = [weight for weight in model.parameters() if id(weight) not in chosen]
-    return [Muon(matrices, lr), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.01)]
+    rest = [weight for weight in parameters if id(weight) not in chosen]
+    return [Muon(matrices, lr), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=weight_decay)]
 
 
 class Trainee:
@@ -56,7 +59,8 @@ class Trainee:
         torch.manual_seed(0)
         self.model = Model(vocabulary)
         self.working = copy.deepcopy(self.model).to(PASS_DTYPE)
-        self.optimizers = make_optimizers(self.model, lr)
+        blocks = (self.model.denoiser.transformer_blocks, self.model.text_encoder.encoder.block)
+        self.optimizers = make_optimizers(blocks, self.model.parameters(), lr)
         self.mean = RunningMean(self.model, decay=MEAN_DECAY)
         self.step = 0
 
@@ -186,15 +190,8 @@ def main() -> None:
 def learn_words(trainee: Trainee, tokenizer, lr: float) -> None:
     """The text encoder alone, in a minute; the rest has no gradient yet and stays."""
     model, rng = trainee.model, random.Random(0)
-    matrices = [
-        weight
-        for name, weight in model.text_encoder.encoder.block.named_parameters()
-        if weight.ndim == 2 and "relative" not in name
-    ]
-    inside = {id(weight) for weight in matrices}
-    rest = [*model.text_encoder.parameters(), *model.word_heads.parameters()]
-    rest = [weight for weight in rest if id(weight) not in inside]
-    optimizers = [Muon(matrices, lr), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.0)]
+    learning = [*model.text_encoder.parameters(), *model.word_heads.parameters()]
+    optimizers = make_optimizers([model.text_encoder.encoder.block], learning, lr, weight_decay=0.0)
     for step in range(WORD_STEPS):
         loss = word_loss(model, tokenizer, rng)
         for optimizer in optimizers:
