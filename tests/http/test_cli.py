@@ -112,7 +112,7 @@ def test_client_streams_and_raises_leaves(toy, serve):
 
     assert answer.text == "".join(pieces) == "hello"
     assert answer.ttft_ms == pytest.approx(sum(answer.stage_ms.values()), abs=0.05)
-    with pytest.raises(UnknownModel, match="did you mean 'toy'"):
+    with pytest.raises(UnknownModel, match=r"no model 'toi' answers here, did you mean 'toy'\?; those that do: toy"):
         ask(toy.url, "hello", model="toi")
     keyed = serve(Config(tenants=(Tenant(name="a", key="k"),)))
     assert ask(keyed.url, "hello", key="k").text == "hello"

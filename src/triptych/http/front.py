@@ -56,13 +56,12 @@ class Front:
         """The model a request names; the first where it names none, or `default`. Raises UnknownModel."""
         if name in (None, "", "default") and self.models:
             return next(iter(self.models.values()))
+        if not self.models:
+            raise UnknownModel("no model that answers is served here", param="model")
         found = self.models.get(name or "") or self._aliases.get(name or "")
         if found is None:
-            known = sorted(self.models)
-            raise UnknownModel(
-                f"no model {name!r} here{did_you_mean(name or '', known) or '.'} Served: {', '.join(known)}",
-                param="model",
-            )
+            hint, known = did_you_mean(name or "", sorted(self.models)), ", ".join(sorted(self.models))
+            raise UnknownModel(f"no model {name!r} answers here{hint}; those that do: {known}", param="model")
         return found
 
     def slo_ms(self, kind: str) -> float:
