@@ -1,1 +1,2 @@
-"""Tensors between processes of one machine: slots of shared memory, who may read and write them, and when."""
+"""What passes between processes of one machine: the socket pair, the messages that every engine knows, arrays as frames
+or in slots of shared memory, and who may read and write those, and when."""

@@ -22,6 +22,7 @@ from triptych.core.errors import InternalError
 from triptych.core.events import EmbeddingEvent, EngineEvent, Event, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import ModelInfo, ServedModel
+from triptych.transfer.channel import resolve
 from triptych.understand.build import build_core
 from triptych.understand.core import EngineCore
 from triptych.understand.grammar import GrammarCompiler
@@ -234,13 +235,3 @@ class InProcessEngine:
 
         self._mailbox.post(ask)
         return await answer
-
-
-def resolve(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    """Settle `future` unless its waiter has gone."""
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -7,7 +7,6 @@ message is. Losing the process ends every open stream with an error.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
@@ -16,29 +15,26 @@ from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
-from triptych.core.errors import InternalError, TriptychError, from_wire
+from triptych.core.errors import InternalError, TriptychError
 from triptych.core.events import EmbeddingsDropped, EngineEvent, Event, FeaturesWanted, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import KvSpec, ModelInfo
+from triptych.transfer.channel import Channel, connected
+from triptych.transfer.frames import Frame, no_slots
+from triptych.transfer.messages import Answer, Ask, Cancel, Stop, pack
 from triptych.transfer.shared_memory import SharedReceiver, SharedSender, Shipment
 from triptych.understand.core import EngineCore
-from triptych.understand.engine import EventStreams, resolve
+from triptych.understand.engine import EventStreams
 from triptych.understand.loop import Command, EngineLoop
 from triptych.understand.wire import (
     MIN_SHARED_BYTES,
-    Answer,
-    Ask,
-    Cancel,
     Events,
     Ready,
     Released,
-    Stop,
     Submit,
     Supply,
-    no_slots,
-    pack,
+    ToFront,
     pack_request,
     pack_supply,
     read_to_engine,
@@ -58,49 +54,34 @@ class RemoteEngine:
     def __init__(self, address: str, shared: SharedSender | None = None) -> None:
         """`shared` is this handle's from now on: closed with it, or when the process is lost."""
         self._shared = shared
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.bind(address)
+        self._channel = Channel(address, lambda frames: read_to_front(frames[0]), self._take)
         self._streams = EventStreams()
         self._held = HeldEmbeddings()
         self._submitted: dict[str, PreparedRequest] = {}  # whole, until their streams end
         self._supplies: set[asyncio.Task[None]] = set()
-        self._ask_ids = itertools.count()
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._reader: asyncio.Task[None] | None = None
-        self._is_ready = asyncio.Event()
 
     async def start(self) -> None:
         """Raises InternalError if the process is lost before it is ready."""
-        self._reader = asyncio.create_task(self._read())
-        await self._is_ready.wait()
-        if self._streams.lost is not None:
-            raise InternalError(self._streams.lost)
+        await self._channel.start()
 
     async def close(self) -> None:
         """Tells the engine to stop; its streams get their final events from it, or from here if it is slow."""
         if self._streams.lost is None:
-            await self._socket.send(pack(Stop()))
+            self._channel.send([pack(Stop())])
             await self._streams.wait_empty(timeout_s=5.0)
         self._streams.fail_all("the engine stopped")
-        for task in (self._reader, *self._supplies):
-            if task is not None:
-                task.cancel()
+        for task in self._supplies:
+            task.cancel()
         if self._shared is not None:
             self._shared.close()
-        self._socket.close()
-        self._context.term()
+        await self._channel.close()
 
     def lost(self, why: str) -> None:
         """The process is gone: end every stream and every question."""
         self._streams.fail_all(why)
-        self._is_ready.set()
+        self._channel.fail(why)
         if self._shared is not None:
             self._shared.close()
-        for answer in self._answers.values():
-            resolve(answer, None, InternalError(why))
 
     async def submit(self, request: PreparedRequest) -> AsyncGenerator[Event]:
         light = self._held.lighten(request)
@@ -108,7 +89,7 @@ class RemoteEngine:
         self._streams.open(request.request_id)
         self._submitted[request.request_id] = request
         try:
-            self._send(frames)
+            self._channel.send(frames)
             async with aclosing(self._streams.follow(request.request_id, self.cancel)) as events:
                 async for event in events:
                     yield event
@@ -124,18 +105,14 @@ class RemoteEngine:
         self._held.asked(items.values())
         num_bytes = sum(item.num_bytes for item in items.values())
         try:
-            self._send(await self._packed(num_bytes, partial(pack_supply, wanted.request_id, items)))
+            self._channel.send(await self._packed(num_bytes, partial(pack_supply, wanted.request_id, items)))
         except Exception as error:  # no memory, say: this request alone ends, here and there
             message = f"its features cannot be sent: {type(error).__name__}"
             final = FinalEvent(wanted.request_id, FinishReason.ERROR, InternalError.code, message)
             self._streams.dispatch([final])
             self.cancel(wanted.request_id)
 
-    def _send(self, frames: list[bytes | memoryview]) -> None:
-        if self._streams.lost is None and not self._socket.closed:
-            self._socket.send_multipart(frames, copy=False)  # SNDHWM is 0: nothing to wait for
-
-    async def _packed(self, num_bytes: int, pack_into: Callable[..., list[Any]]) -> list[bytes | memoryview]:
+    async def _packed(self, num_bytes: int, pack_into: Callable[..., list[Any]]) -> list[Frame]:
         """Frames; what is large is copied into shared memory, off the event loop, and taken back if the caller goes."""
         if self._shared is None or num_bytes < MIN_SHARED_BYTES:
             return pack_into()
@@ -148,61 +125,43 @@ class RemoteEngine:
             raise
 
     def cancel(self, request_id: str) -> None:
-        if self._streams.lost is None and not self._socket.closed:
-            self._socket.send(pack(Cancel(request_id)))
+        self._channel.send([pack(Cancel(request_id))])
 
     async def stats(self) -> dict[str, float]:
-        answer: dict[str, float] = await self._ask("stats")
+        answer: dict[str, float] = await self._channel.ask("stats")
         return answer | self._held.stats() | (self._shared.stats() if self._shared is not None else {})
 
     async def flush(self, cache: str) -> int:
-        answer: int = await self._ask("flush", cache)
+        answer: int = await self._channel.ask("flush", cache)
         return answer
 
     async def forget(self) -> None:
         """See `EngineCore.forget`."""
-        await self._ask("forget")
+        await self._channel.ask("forget")
 
-    async def _ask(self, what: str, argument: str = "") -> Any:
-        if self._streams.lost is not None:
-            raise InternalError(self._streams.lost)
-        ask_id = next(self._ask_ids)
-        self._answers[ask_id] = answer = asyncio.get_running_loop().create_future()
-        try:
-            await self._socket.send(pack(Ask(ask_id, what, argument)))
-            return await answer
-        finally:
-            del self._answers[ask_id]
+    def _take(self, message: ToFront) -> None:
+        match message:
+            case Events(events):
+                for event in events:
+                    self._take_event(event)
+            case Released(slot_ids):
+                assert self._shared is not None
+                for slot_id in slot_ids:
+                    self._shared.release(slot_id)
+            case Ready(info):
+                self.info = info_from_wire(info)
+                self._channel.ready()
 
-    async def _read(self) -> None:
-        while True:
-            message = read_to_front(await self._socket.recv())
-            match message:
-                case Events(events):
-                    self._take(events)
-                case Answer(ask_id, result, error_code, error_message):
-                    error = from_wire(error_code, error_message) if error_code else None
-                    if ask_id in self._answers:
-                        resolve(self._answers[ask_id], result, error)
-                case Released(slot_ids):
-                    assert self._shared is not None
-                    for slot_id in slot_ids:
-                        self._shared.release(slot_id)
-                case Ready(info):
-                    self.info = info_from_wire(info)
-                    self._is_ready.set()
-
-    def _take(self, events: list[EngineEvent]) -> None:
-        for event in events:
-            match event:
-                case FeaturesWanted():
-                    supply = asyncio.create_task(self._supply(event))
-                    self._supplies.add(supply)
-                    supply.add_done_callback(self._supplies.discard)
-                case EmbeddingsDropped(keys):
-                    self._held.drop(keys)
-                case _:
-                    self._streams.dispatch([event])
+    def _take_event(self, event: EngineEvent) -> None:
+        match event:
+            case FeaturesWanted():
+                supply = asyncio.create_task(self._supply(event))
+                self._supplies.add(supply)
+                supply.add_done_callback(self._supplies.discard)
+            case EmbeddingsDropped(keys):
+                self._held.drop(keys)
+            case _:
+                self._streams.dispatch([event])
 
 
 def info_to_wire(info: ModelInfo) -> dict[str, Any]:
@@ -298,14 +257,7 @@ def serve_engine(
     shared_fd: int | None = None,
 ) -> None:
     """The engine process's main: connect, say Ready, loop until Stop. `shared_fd` is the inherited shared memory."""
-    context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.connect(address)
-    try:
+    with connected(address, zmq.Context()) as socket:
         loop: EngineLoop = EngineLoop(build, SocketMailbox(socket, lambda: loop.stop(), shared_fd))
         socket.send(pack(Ready(info_to_wire(info))))
         loop.run()
-    finally:
-        socket.close(linger=2000)
-        context.term()
