@@ -229,6 +229,12 @@ def calibrate(model: str, caches: tuple[str, ...], default: str | None, judge: s
 @click.option("--threshold", type=float, help="[the calibrated one]")
 @click.option("--order", type=click.IntRange(0, 1), help="0 repeats the last residual, 1 follows the last two.")
 @click.option(
+    "--warm-up",
+    "warm_up_share",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Share of the steps, at the beginning, that always compute.",
+)
+@click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Folder for quality.json, .md and contact-sheet.png."
 )
 @click.option("--task", type=click.Choice(["image-to-image", "inpaint"]), help="Edits of made pictures.  [from text]")
@@ -238,6 +244,7 @@ def quality(
     cache: str,
     threshold: float | None,
     order: int | None,
+    warm_up_share: float | None,
     out: Path | None,
     judge: str,
     **cases: Any,
@@ -261,7 +268,16 @@ def quality(
             sheet.add(setting, case, plain, cached)
             status.update(case.group)
 
-        report = quality_of_folder(folder, cache, grid, threshold=threshold, order=order, judge=judged, on_case=on_case)
+        report = quality_of_folder(
+            folder,
+            cache,
+            grid,
+            threshold=threshold,
+            order=order,
+            warm_up_share=warm_up_share,
+            judge=judged,
+            on_case=on_case,
+        )
         if out is not None:
             write_report(out, report, sheet)
     click.echo(by_group(report) + "\n\n" + verdict(report))

@@ -117,8 +117,8 @@ async def test_calibration_turns_the_cache_on_within_the_gate(toys: Toys, tmp_pa
         await engine.close()
 
     assert (engine.traits.step_caches, engine.traits.default_step_cache) == (STEP_CACHES, TEACACHE)
-    assert chosen_step_cache(None, engine.traits) == TEACACHE
-    assert chosen_step_cache("none", engine.traits) is None
+    assert chosen_step_cache(None, engine.traits, Task.TEXT_TO_IMAGE, 16) == TEACACHE
+    assert chosen_step_cache("none", engine.traits, Task.TEXT_TO_IMAGE, 16) is None
     for name, final in zip(STEP_CACHES, cached, strict=True):
         trials = found.caches[name].trials
         (chosen,) = [trial for trial in trials if trial.setting == found.caches[name].setting]
@@ -127,6 +127,10 @@ async def test_calibration_turns_the_cache_on_within_the_gate(toys: Toys, tmp_pa
         assert 0 < final.counters["cache_hits"] < final.counters["cache_lookups"]
         assert compare(final.frames, plain.frames).passes
         assert "| pass |" in by_setting(trials)
+    few = request_of("few", num_steps=15, step_cache=TEACACHE)
+    assert chosen_step_cache(None, engine.traits, few.task, 15) is None
+    with pytest.raises(InvalidRequest, match="calibrated at 16 steps and more, the request has 15"):
+        check_request(few, engine.traits, Tier())
     assert "cache_hits" not in plain.counters
     assert stats["step_cache_hits"] == sum(final.counters["cache_hits"] for final in cached)
 
@@ -159,10 +163,10 @@ def test_a_cache_is_on_for_the_edits_it_was_calibrated_for(toys: Toys, tmp_path:
     save_calibration(folder, msgspec.structs.replace(found, caches={FIRST_BLOCK: tried}))
     traits = build_engine(folder, name="sd3").traits
 
-    assert chosen_step_cache(None, traits, Task.IMAGE_TO_IMAGE) == FIRST_BLOCK
+    assert chosen_step_cache(None, traits, Task.IMAGE_TO_IMAGE, 12) == FIRST_BLOCK
     check_request(dataclasses.replace(edits[0], step_cache=FIRST_BLOCK), traits, Tier())
-    assert chosen_step_cache(None, traits, Task.INPAINT) is None
-    assert "fails the quality gate for inpaint: SSIM 0.5" in why_no_default_cache(traits, Task.INPAINT)
+    assert chosen_step_cache(None, traits, Task.INPAINT, 12) is None
+    assert "fails the quality gate for inpaint: SSIM 0.5" in why_no_default_cache(traits, Task.INPAINT, 12)
     with pytest.raises(InvalidRequest, match="'first-block' is off here; it fails the quality gate for inpaint"):
         check_request(dataclasses.replace(edits[1], step_cache=FIRST_BLOCK), traits, Tier())
 
@@ -173,9 +177,9 @@ def test_a_calibration_on_text_alone_leaves_edits_without_a_cache(toys: Toys, tm
     kind.step_caches, kind.default_step_cache = {FIRST_BLOCK: settings_of(0.1)[0]}, FIRST_BLOCK
     traits = kind.traits()
 
-    assert chosen_step_cache(None, traits) == FIRST_BLOCK
-    assert chosen_step_cache(None, traits, Task.IMAGE_TO_IMAGE) is None
-    assert "was not calibrated for image-to-image" in why_no_default_cache(traits, Task.IMAGE_TO_IMAGE)
+    assert chosen_step_cache(None, traits, Task.TEXT_TO_IMAGE, 12) == FIRST_BLOCK
+    assert chosen_step_cache(None, traits, Task.IMAGE_TO_IMAGE, 12) is None
+    assert "was not calibrated for image-to-image" in why_no_default_cache(traits, Task.IMAGE_TO_IMAGE, 12)
 
 
 def test_edits_are_calibrated_at_the_models_own_values(toys: Toys):
@@ -234,22 +238,29 @@ def test_kinds_without_blocks_and_bad_files_say_so(toys: Toys, tmp_path: Path):
 def test_a_failing_setting_is_dropped_and_a_saturated_one_not_drawn_again(
     toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The reports are those of drawing every setting on every case, up to the case where a setting first failed."""
+    """The reports are those of drawing every setting on every case, up to the case where a setting first failed;
+    one above a setting that failed is not drawn at all, one that differs in more is."""
     kind = load_kind(toys.folder("stable_diffusion_3"), name="sd3")
     cases = [request_of(str(seed), seed=seed, num_steps=9, guidance_scale=9.0) for seed in range(2)]
     settings = settings_of(0.0, 1e6, 1e9)
     full = evaluate(kind, cases, settings)
     worst_db = max(case.psnr_db for case in full[1].cases)
     monkeypatch.setattr(quality, "MIN_PSNR_DB", worst_db + 1)
-    drawn: list[float] = []
+    drawn: list[tuple[float, float]] = []
+    settings.append(msgspec.structs.replace(settings[-1], warm_up_share=0.9))
     short = evaluate(
-        kind, cases, settings, drops_failing=True, on_case=lambda setting, *rest: drawn.append(setting.threshold)
+        kind,
+        cases,
+        settings,
+        drops_failing=True,
+        on_case=lambda setting, *rest: drawn.append((setting.threshold, setting.warm_up_share)),
     )
 
-    assert drawn == [0.0, 1e6, 1e9, 0.0]
-    assert [report.is_complete for report in short] == [True, False, False]
-    assert [report.passes for report in short] == [True, False, False]
-    assert full[1].cases[0].psnr_db == full[2].cases[0].psnr_db == short[2].cases[0].psnr_db < 100.0
+    assert drawn == [(0.0, 0.0), (1e6, 0.0), (1e9, 0.9), (0.0, 0.0), (1e9, 0.9)]
+    assert [report.setting for report in short] == [settings[0], settings[1], settings[3]]
+    assert [report.is_complete for report in short] == [True, False, True]
+    assert [report.passes for report in short] == [True, False, True]
+    assert full[1].cases[0].psnr_db == full[2].cases[0].psnr_db == short[1].cases[0].psnr_db < 100.0
     assert full[1].cases[0].cached_s == full[2].cases[0].cached_s  # the same drawing
 
 
@@ -331,10 +342,13 @@ def test_the_verbs_calibrate_and_quality(toys: Toys, tmp_path: Path):
     folder, out = shutil.copytree(toys.folder("pixart"), tmp_path / "pixart"), tmp_path / "out"
     run = CliRunner().invoke
     early = run(main, ["quality", str(folder), "--cache", "teacache", "--threshold", "0.1", *CASES])
-    first = run(main, ["calibrate", str(folder), "--cache", "first-block", "--default", "first-block", *CASES])
+    few = run(main, ["calibrate", str(folder), "--cache", "first-block", *CASES])
+    enough = [*CASES, "--seeds", "16"]
+    first = run(main, ["calibrate", str(folder), "--cache", "first-block", "--default", "first-block", *enough])
     second = run(main, ["quality", str(folder), "--cache", "first-block", "-o", str(out), *CASES])
 
     assert (early.exit_code, "needs its polynomial" in early.output) == (1, True)
+    assert (few.exit_code, "1 pictures are too few to calibrate on, 16 are the least" in few.output) == (1, True)
     assert first.exit_code == 0, first.output
     assert "default: first-block" in first.output
     assert second.exit_code == 0, second.output

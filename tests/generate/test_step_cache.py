@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -126,6 +127,17 @@ def test_first_and_last_steps_compute_and_runs_of_hits_are_bounded(kinds: dict[s
 
     assert [branch.num_hits for branch in row.caches] == [2 * setting.max_consecutive_hits] * len(row.branches)
     assert not any(branch.num_refused for branch in row.caches)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_steps_of_the_warm_up_compute(kinds: dict[str, Kind], cache: str):
+    """With a threshold that always passes and half of the steps to warm up: of 9 steps 5 computed, 3 hits, the last."""
+    setting = msgspec.structs.replace(setting_of(cache, 1e9), warm_up_share=0.5)
+    with torch.inference_mode():
+        row = start(kinds["pixart"], sized("pixart", num_steps=9))
+    run_cached(kinds["pixart"], [row], [setting])
+
+    assert [branch.num_hits for branch in row.caches] == [3] * len(row.branches)
 
 
 @pytest.mark.parametrize("name", CACHEABLE)
@@ -254,6 +266,7 @@ def test_fit_on_a_model_sees_every_step_of_every_branch(kinds: dict[str, Kind]):
         (dict(order=2), "order must be 0 or 1"),
         (dict(cache=TEACACHE), "coefficients belong to teacache"),
         (dict(max_consecutive_hits=0), "at least 1"),
+        (dict(warm_up_share=1.0), "warm_up_share must be at least 0 and below 1"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(changes: dict[str, Any], words: str):

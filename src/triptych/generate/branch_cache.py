@@ -7,6 +7,7 @@ fails is tried again and decides the same.
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 
 import torch
 
@@ -15,13 +16,15 @@ from triptych.generate.kinds.row import Row
 
 
 class BranchCache:
-    """The first and the last step always compute. Residuals are [1, ...], as the blocks' hidden states."""
+    """The first step, those of the warm-up and the last always compute. Residuals are [1, ...], as the blocks' hidden
+    states."""
 
     def __init__(self, setting: CacheSetting, timesteps: list[float]) -> None:
         self.setting = setting
         self.num_hits = 0
         self.num_refused = 0  # steps that could have been skipped, but for the threshold
         self._timesteps = timesteps
+        self._first_skippable = max(1, ceil(setting.warm_up_share * len(timesteps)))
         self._step = 0
         self._num_consecutive = 0
         self._known: deque[tuple[float, torch.Tensor]] = deque(maxlen=setting.order + 1)  # newest last
@@ -33,7 +36,7 @@ class BranchCache:
 
     @property
     def may_skip(self) -> bool:
-        is_inside = 0 < self._step < len(self._timesteps) - 1
+        is_inside = self._first_skippable <= self._step < len(self._timesteps) - 1
         return is_inside and bool(self._known) and self._num_consecutive < self.setting.max_consecutive_hits
 
     def forecast(self) -> torch.Tensor:

@@ -31,18 +31,22 @@ THRESHOLDS = {
     TEACACHE: (0.05, 0.1, 0.2, 0.3, 0.45, 0.65, 1.0, 1.5),
 }
 ORDERS = (0, 1)
+WARM_UP_SHARES = (0.0, 0.25, 0.4)
+MIN_CASES = 16  # the worst of fewer says little of the next picture
 MIN_HIT_RATE = 0.01
 
 
 class CacheCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`setting` None: nothing passed, and `reason` says what came nearest. `trials` hold the cases of the chosen
-    setting only. `edits`: what that setting costs edits, by task; it is for those whose summary passes."""
+    setting only. `edits`: what that setting costs edits, by task; it is for those whose summary passes. `min_steps`:
+    the fewest that it was calibrated at; with fewer, each skipped step would weigh more."""
 
     setting: CacheSetting | None
     reason: str
     trials: tuple[Report, ...]
     fit: TeaFit | None = None
     edits: dict[str, Summary] = {}
+    min_steps: int = 1
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -66,10 +70,10 @@ def calibrate(
     fingerprint: str = "",
     on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
 ) -> Calibration:
-    """Try `settings` (by default a ladder of thresholds, with both orders) and take the one that skips most inside the
-    gate on `requests`; it is drawn once more in turn with no cache, for its speedup, and then on `edits`, which it is
-    for where they pass too. Raises UnsupportedMedia for a kind without a block list, InvalidRequest when `default` did
-    not pass."""
+    """Try `settings` (by default a ladder of thresholds, with both orders and several warm-ups) and take the one that
+    skips most inside the gate on `requests`; it is drawn once more in turn with no cache, for its speedup, and then on
+    `edits`, which it is for where they pass too. Raises UnsupportedMedia for a kind without a block list,
+    InvalidRequest when `default` did not pass."""
     if not kind.blocks:
         raise UnsupportedMedia(f"{type(kind.pipeline).__name__} has no list of blocks to skip")
     fit = fit_teacache(kind, requests) if TEACACHE in caches and settings is None else None
@@ -87,7 +91,9 @@ def calibrate(
         mine = [report for report in reports if report.setting.cache == name]
         if mine:
             chosen = _timed(kind, requests, _choose(name, mine, fit), judge)
-            found[name] = msgspec.structs.replace(chosen, edits=_edited(kind, edits, chosen.setting))
+            min_steps = min(request.num_steps for request in requests)
+            edited = _edited(kind, edits, chosen.setting)
+            found[name] = msgspec.structs.replace(chosen, edits=edited, min_steps=min_steps)
     if default is not None and (default not in found or found[default].setting is None):
         reason = found[default].reason if default in found else f"it was not calibrated, only {', '.join(found)}"
         raise InvalidRequest(f"{default!r} is refused as default: {reason}")
@@ -102,10 +108,12 @@ def _ladder(caches: Sequence[str], fit: TeaFit | None) -> list[CacheSetting]:
             cache=name,
             threshold=threshold,
             order=order,
+            warm_up_share=warm_up_share,
             coefficients=fit.coefficients if name == TEACACHE and fit is not None else (),
         )
         for name in caches
         for order in ORDERS
+        for warm_up_share in WARM_UP_SHARES
         for threshold in THRESHOLDS[name]
     ]
 
@@ -181,11 +189,19 @@ def calibrate_folder(
     default: str | None = None,
     on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
 ) -> Calibration:
-    """Load the model in `folder`, calibrate, and write the result beside it. What the command line calls."""
+    """Load the model in `folder`, calibrate, and write the result beside it. What the command line calls. Raises
+    InvalidRequest for fewer than `MIN_CASES`."""
     kind = load_kind(folder, name=folder.name)
+    requests = requests_of(kind, grid or Grid())
+    if len(requests) < MIN_CASES:
+        raise InvalidRequest(
+            f"{len(requests)} pictures are too few to calibrate on, {MIN_CASES} are the least: "
+            "the gate is on the worst of them; add prompts, sizes or seeds",
+            param="prompts",
+        )
     calibration = calibrate(
         kind,
-        requests_of(kind, grid or Grid()),
+        requests,
         edits=edits_of(kind, grid or Grid()),
         caches=caches,
         judge=judge,
@@ -204,18 +220,26 @@ def quality_of_folder(
     *,
     threshold: float | None = None,
     order: int | None = None,
+    warm_up_share: float | None = None,
     judge: Judge | None = None,
     on_case: OnCase = lambda setting, case, plain, cached: None,
 ) -> Report:
-    """Measure one setting of a cache on the model in `folder`: the calibrated one, with `threshold` and `order` put in
-    its place where they are given. Raises InvalidRequest where that leaves something open."""
+    """Measure one setting of a cache on the model in `folder`: the calibrated one, with what is given put in
+    its place. Raises InvalidRequest where that leaves something open."""
     kind = load_kind(folder, name=folder.name)
     known = read_calibration(folder, kind)
-    setting = setting_for(cache, known, threshold=threshold, order=order)
+    setting = setting_for(cache, known, threshold=threshold, order=order, warm_up_share=warm_up_share)
     return evaluate(kind, requests_of(kind, grid or Grid()), [setting], judge=judge, on_case=on_case)[0]
 
 
-def setting_for(cache: str, known: Calibration | None, *, threshold: float | None, order: int | None) -> CacheSetting:
+def setting_for(
+    cache: str,
+    known: Calibration | None,
+    *,
+    threshold: float | None,
+    order: int | None,
+    warm_up_share: float | None = None,
+) -> CacheSetting:
     """Raises InvalidRequest where neither the calibration nor the caller says what is needed."""
     found = known.caches.get(cache) if known else None
     base = found.setting if found else None
@@ -230,6 +254,7 @@ def setting_for(cache: str, known: Calibration | None, *, threshold: float | Non
             cache=cache,
             threshold=base.threshold if threshold is None and base else threshold or 0.0,
             order=order if order is not None else base.order if base else 0,
+            warm_up_share=warm_up_share if warm_up_share is not None else base.warm_up_share if base else 0.0,
             coefficients=coefficients,
         )
     except ValueError as error:
@@ -267,6 +292,7 @@ def load_calibration(folder: Path, kind: Kind) -> None:
     for name, found in calibration.caches.items():
         if found.setting is not None:
             kind.step_caches[name] = found.setting
+            kind.step_cache_min_steps[name] = found.min_steps
             kind.step_cache_edits[name] = {Task(task): "; ".join(found.edits[task].failures) for task in found.edits}
         else:
             kind.step_cache_reasons[name] = found.reason

@@ -16,7 +16,7 @@ from triptych.generate.build import build_engine
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateEvent, GenerateFinal
 from triptych.generate.picture_files import encode_picture, encode_video, write_whole
-from triptych.generate.request import GenerateRequest, ModelTraits, Task, check_request, chosen_step_cache
+from triptych.generate.request import GenerateRequest, ModelTraits, Task, check_request, chosen_step_cache, task_of
 from triptych.generate.run import error_of
 
 FORMAT_BY_SUFFIX = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
@@ -78,19 +78,21 @@ async def draw(
 
 def request_for(prompt: str, traits: ModelTraits, options: DrawOptions) -> GenerateRequest:
     """Fill in the model's defaults."""
+    num_steps = traits.default_num_steps if options.num_steps is None else options.num_steps
+    num_frames = options.num_frames or traits.default_num_frames
     return GenerateRequest(
         request_id=new_id("draw"),
         prompt=prompt,
         negative_prompt=options.negative_prompt,
         width_px=options.width_px or traits.default_width_px,
         height_px=options.height_px or traits.default_height_px,
-        num_steps=traits.default_num_steps if options.num_steps is None else options.num_steps,
+        num_steps=num_steps,
         guidance_scale=traits.default_guidance_scale if options.guidance_scale is None else options.guidance_scale,
         seed=secrets.randbits(32) if options.seed is None else options.seed,
-        num_frames=options.num_frames or traits.default_num_frames,
+        num_frames=num_frames,
         frames_per_s=traits.default_frames_per_s,
         num_previews=options.num_previews,
-        step_cache=chosen_step_cache(options.step_cache, traits),
+        step_cache=chosen_step_cache(options.step_cache, traits, task_of(None, None, num_frames), num_steps),
     )
 
 

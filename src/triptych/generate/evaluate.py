@@ -139,8 +139,9 @@ def evaluate(
     drops_failing: bool = False,
     on_case: OnCase = lambda setting, case, plain, cached: None,
 ) -> list[Report]:
-    """One report a setting, in order. With `drops_failing` a setting is not tried further once a case fails the gate.
-    A threshold above one that already skipped all it could is not drawn again. Raises UnsupportedMedia for a kind
+    """One report a setting, in order. With `drops_failing` a setting is not tried further once a case fails the gate,
+    nor is any above it in threshold alone; of those that were not tried at all there is no report. A threshold above
+    one that already skipped all it could is not drawn again. Raises UnsupportedMedia for a kind
     without blocks to skip, and what the model raises."""
     if not kind.blocks:
         raise UnsupportedMedia(f"{type(kind.pipeline).__name__} has no list of blocks to skip")
@@ -159,20 +160,26 @@ def evaluate(
             cases[setting].append(_case(request, plain, cached, judge))
             on_case(setting, cases[setting][-1], plain.frames, cached.frames)
             if drops_failing and gate_failures(cases[setting][-1].psnr_db, cases[setting][-1].ssim):
-                dropped.add(setting)
+                dropped |= {other for other in settings if _is_same_or_above(other, setting)}
     return [
         Report(setting=setting, summary=summarise(found), cases=tuple(found), is_complete=len(found) == len(requests))
         for setting, found in cases.items()
+        if found
     ]
 
 
 def _known_from(saturated: Sequence[tuple[CacheSetting, Drawn]], setting: CacheSetting) -> Drawn | None:
     """The picture of a setting that differs by a lower threshold alone and skipped all it could."""
     for lower, drawn in saturated:
-        is_other = msgspec.structs.replace(lower, threshold=setting.threshold) != setting
-        if not is_other and lower.threshold <= setting.threshold:
+        if _is_same_or_above(setting, lower):
             return drawn
     return None
+
+
+def _is_same_or_above(setting: CacheSetting, lower: CacheSetting) -> bool:
+    """Whether it is `lower` with the same threshold or a higher one."""
+    is_of_its_kind = msgspec.structs.replace(lower, threshold=setting.threshold) == setting
+    return is_of_its_kind and lower.threshold <= setting.threshold
 
 
 @torch.inference_mode()

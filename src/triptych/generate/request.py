@@ -45,6 +45,7 @@ class ModelTraits:
     default_num_frames: int = 1
     default_frames_per_s: float = 16.0
     step_caches: tuple[str, ...] = ()  # calibrated, and inside the quality gate
+    step_cache_min_steps: dict[str, int] = field(default_factory=dict)  # the fewest steps they are for, by name
     step_cache_reasons: dict[str, str] = field(default_factory=dict)  # why the others are off, by name
     step_cache_edit_reasons: dict[tuple[str, Task], str] = field(default_factory=dict)  # why not for an edit
     default_step_cache: str | None = None
@@ -172,23 +173,32 @@ def _check_step_cache(request: GenerateRequest, traits: ModelTraits) -> None:
         known = ", ".join((*STEP_CACHES, NO_CACHE))
         reason = traits.step_cache_reasons.get(request.step_cache, f"known: {known}")
         raise InvalidRequest(f"step cache {request.step_cache!r} is not available here; {reason}", param="step_cache")
-    off = traits.step_cache_edit_reasons.get((request.step_cache or "", request.task))
+    off = _why_off(request.step_cache, traits, request.task, request.num_steps)
     if off is not None:
         raise InvalidRequest(f"step cache {request.step_cache!r} is off here; {off}", param="step_cache")
 
 
-def chosen_step_cache(name: str | None, traits: ModelTraits, task: Task = Task.TEXT_TO_IMAGE) -> str | None:
-    """What a caller's `step_cache` field means for this model and task: nothing is its default where that is calibrated
-    for the task, `none` is no cache."""
+def chosen_step_cache(name: str | None, traits: ModelTraits, task: Task, num_steps: int) -> str | None:
+    """What a caller's `step_cache` field means for this model, task and number of steps: nothing is its default where
+    that is calibrated for them, `none` is no cache."""
     if name is None:
-        return traits.default_step_cache if why_no_default_cache(traits, task) is None else None
+        return traits.default_step_cache if why_no_default_cache(traits, task, num_steps) is None else None
     return None if name == NO_CACHE else name
 
 
-def why_no_default_cache(traits: ModelTraits, task: Task) -> str | None:
-    """Why the model's default cache is off for this task; None where it is on, or there is none."""
-    name = traits.default_step_cache
-    return traits.step_cache_edit_reasons.get((name, task)) if name is not None else None
+def why_no_default_cache(traits: ModelTraits, task: Task, num_steps: int) -> str | None:
+    """Why the model's default cache is off here; None where it is on, or there is none."""
+    return _why_off(traits.default_step_cache, traits, task, num_steps)
+
+
+def _why_off(name: str | None, traits: ModelTraits, task: Task, num_steps: int) -> str | None:
+    """Why a calibrated cache is off for such a request; None where it is on, or no cache is meant."""
+    if name is None:
+        return None
+    least = traits.step_cache_min_steps.get(name, 1)
+    if num_steps < least:
+        return f"it was calibrated at {least} steps and more, the request has {num_steps}"
+    return traits.step_cache_edit_reasons.get((name, task))
 
 
 def _size(array: npt.NDArray[np.uint8]) -> str:

@@ -114,6 +114,7 @@ def build_requests(
     Raises what `check_request` raises."""
     seed = secrets.randbits(32) if body.seed is None else body.seed
     task = task_of(more.get("init_image"), more.get("mask"), more.get("num_frames", 1))
+    num_steps = traits.default_num_steps if body.num_inference_steps is None else body.num_inference_steps
     requests = [
         GenerateRequest(
             request_id=f"{call.request_id}-{index}",
@@ -121,10 +122,10 @@ def build_requests(
             negative_prompt=body.negative_prompt,
             width_px=size_px[0],
             height_px=size_px[1],
-            num_steps=traits.default_num_steps if body.num_inference_steps is None else body.num_inference_steps,
+            num_steps=num_steps,
             guidance_scale=traits.default_guidance_scale if body.guidance_scale is None else body.guidance_scale,
             seed=seed + index,
-            step_cache=chosen_step_cache(body.step_cache, traits, task),
+            step_cache=chosen_step_cache(body.step_cache, traits, task, num_steps),
             tenant=call.tenant.name,
             arrival_s=call.clock.started_s,
             **more,

@@ -248,7 +248,7 @@ def _usage(finals: list[GenerateFinal]) -> dict[str, Any]:
 def _metadata(job: _Job, finals: dict[int, GenerateFinal]) -> dict[str, Any]:
     """What was run, and where the time went: one entry a picture."""
     request = job.run.requests[0]
-    off = why_no_default_cache(job.traits, request.task) if job.body.step_cache is None else None
+    off = why_no_default_cache(job.traits, request.task, request.num_steps) if job.body.step_cache is None else None
     return {
         "model": job.model,
         "architecture": job.traits.architecture,

@@ -37,6 +37,7 @@ class Kind(ABC):
         self.pipeline = pipeline
         self.name = name
         self.step_caches: dict[str, CacheSetting] = {}  # that passed their quality gate, by name
+        self.step_cache_min_steps: dict[str, int] = {}  # the fewest steps they were calibrated at, by name
         self.step_cache_reasons: dict[str, str] = {}  # why others are off, by name
         self.step_cache_edits: dict[str, dict[Task, str]] = {}  # what keeps it from edits, by name and task; "" nothing
         self.default_step_cache: str | None = None
@@ -95,6 +96,7 @@ class Kind(ABC):
             frames_multiple=self.frames_multiple,
             default_frames_per_s=self.frames_per_s,
             step_caches=tuple(self.step_caches),
+            step_cache_min_steps=dict(self.step_cache_min_steps),
             step_cache_reasons={name: self._cache_reason(name) for name in STEP_CACHES if name not in self.step_caches},
             step_cache_edit_reasons=self._edit_reasons(),
             default_step_cache=self.default_step_cache,
