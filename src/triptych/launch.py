@@ -1,7 +1,7 @@
 """From a configuration to running processes: the only file that wires rooms together.
 
-`serve` is the whole life of a server: the front here, one engine process a model, ready only when all have loaded,
-drained and cleared away at the end.
+`serve` is the whole life of a server: the front here, one engine process a model, whether it answers or draws, ready
+only when all have loaded, drained and cleared away at the end.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from starlette.applications import Starlette
 from triptych import zoo
 from triptych.cluster.engine_main import load, load_tokenizer
 from triptych.cluster.engine_process import EngineProcess
+from triptych.cluster.generate_process import GenerateProcess
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import Config, ModelConfig
 from triptych.core.errors import InvalidRequest, UnknownModel
@@ -36,6 +37,7 @@ from triptych.generate.build import build_engine, is_diffusion_folder
 from triptych.generate.draw import Drawn, DrawOptions, draw
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateEvent
+from triptych.generate.run import GenerateHandle
 from triptych.generate.service import GenerateService
 from triptych.http.app import build_app
 from triptych.http.front import Front
@@ -62,6 +64,7 @@ class House:
         config = msgspec.structs.replace(config, models=tuple(resolve_model(model) for model in config.models))
         clock = MonotonicClock()
         self.config = config
+        self._in_process = in_process
         _check_names(config.models)
         self.media = MediaPlane(config.media, clock)
         self._drawing = [model for model in config.models if is_diffusion_folder(Path(model.path))]
@@ -77,7 +80,8 @@ class House:
         ]
         served = [_served(*parts) for parts in zip(answering, self.builders, self.engines, strict=True)]
         self._answering = served
-        self._drawing_engines: list[GenerateEngine] = []
+        self._drawing_engines: list[GenerateEngine | GenerateProcess] = []
+        self._answering_started = asyncio.Event()  # or have failed to
         self.service = GenerateService({}, clock)
         self.front = Front(config, served, self.media, drawing=self.service, clock=clock, ready=False)
 
@@ -87,20 +91,32 @@ class House:
         for warm_up in self._warm_ups:
             if warm_up is not None:
                 warm_up.start()
-        await asyncio.gather(*(engine.start() for engine in self.engines))
+        drawing = asyncio.gather(*map(self._start_drawing, self._drawing))
+        _, found = await asyncio.gather(self._start_answering(), drawing)
+        self.service.engines.update(found)
+        self.front.ready = True
+
+    async def _start_answering(self) -> None:
+        try:
+            await asyncio.gather(*(engine.start() for engine in self.engines))
+        finally:
+            self._answering_started.set()
         for served, engine in zip(self._answering, self.engines, strict=True):
             served.details.update(engine.info.extra)
             LOGGER.info("%s: %s", served.name, as_text(engine.info.extra))
-        for model in self._drawing:
-            await self._start_drawing(model)
-        self.front.ready = True
 
-    async def _start_drawing(self, model: ModelConfig) -> None:
-        name = model.name or ""
-        engine = await asyncio.to_thread(build_engine, Path(model.path), name=name, config=model.generate)
+    async def _start_drawing(self, model: ModelConfig) -> tuple[str, GenerateHandle]:
+        """Models load side by side; step times are measured when those that answer have loaded and warmed up."""
+        name, quiet = model.name or "", self._answering_started.wait
+        engine: GenerateEngine | GenerateProcess
+        if self._in_process:
+            engine = await asyncio.to_thread(build_engine, Path(model.path), name=name, config=model.generate)
+            await quiet()
+        else:
+            engine = GenerateProcess(model, quiet=quiet)
         self._drawing_engines.append(engine)
         await engine.start()
-        self.service.engines[name] = engine
+        return name, engine
 
     async def close(self) -> None:
         self.front.ready = False

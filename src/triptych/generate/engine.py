@@ -17,7 +17,7 @@ import torch
 
 from triptych.core.clock import Clock, MonotonicClock
 from triptych.core.config import GenerateConfig
-from triptych.core.errors import Conflict, InternalError, Overloaded
+from triptych.core.errors import InternalError, Overloaded
 from triptych.core.stages import StageClock
 from triptych.generate.decode_stage import DecodeStage
 from triptych.generate.events import GenerateEvent, GenerateFinal
@@ -58,7 +58,7 @@ class GenerateEngine:
         self._decode_queue: Queue[Flight | None] = Queue(self._config.decode_queue)
         self._text = TextStage(kind, self._clock, cache_bytes=self._config.text_cache_bytes)
         self._decode = DecodeStage(kind)
-        self._totals = Totals(kind.name)
+        self._totals = Totals()
         self._loop = StepLoop(kind, self._config, self._clock, self._decode_queue, self._totals)
         self._open_knees = knees
         self._knees: KneeStore | None = None
@@ -69,6 +69,11 @@ class GenerateEngine:
     @property
     def traits(self) -> ModelTraits:
         return self._loop.traits
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the step loop ended by a mistake: nothing more is taken in. Any thread may ask."""
+        return self._has_stopped
 
     async def start(self) -> None:
         """Fit the preview map, measure the batch knee of the default size or recall it, start the threads."""
@@ -130,15 +135,10 @@ class GenerateEngine:
         flight = Flight(request, self._clock, self._ending(request, sink), stages)
         with self._lock:
             if self._has_stopped:
-                raise InternalError("the step loop stopped; the server has to be started again")
+                raise InternalError("the step loop stopped; the engine has to be started again")
             if self._is_closed:
                 raise Overloaded("the engine is closing")
-            if request.request_id in self._flights:
-                raise Conflict(f"a request with id {request.request_id!r} is already running")
-            if len(self._flights) >= self._config.max_waiting:
-                self._totals.refuse("queue_full")
-                retry_after_s = self._totals.mean_total_s() or 1.0
-                raise Overloaded(f"{len(self._flights)} pictures are waiting already", retry_after_s=retry_after_s)
+            self._totals.check_room(request.request_id, self._flights, self._config.max_waiting)
             self._flights[request.request_id] = flight
         self._encode_queue.put(flight)
 

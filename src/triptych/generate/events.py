@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -11,8 +10,7 @@ from triptych.core.errors import TriptychError
 from triptych.core.events import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class StepEvent:
+class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     """`step` of `num_steps` is done."""
 
     request_id: str
@@ -20,18 +18,16 @@ class StepEvent:
     num_steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewEvent:
+class PreviewEvent(msgspec.Struct, frozen=True, tag="preview"):
     """A picture of what the latent is heading for: [h, w, 3] uint8, at the latent's size. `index` counts from 0."""
 
     request_id: str
     index: int
     step: int
-    pixels: npt.NDArray[np.uint8] = field(repr=False)
+    pixels: npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateFinal:
+class GenerateFinal(msgspec.Struct, frozen=True, tag="final"):
     """The last word. `frames`: [F, H, W, 3] uint8 when `reason` is STOP, else None; `error` when it is ERROR.
 
     `counters`: text_tokens, image_tokens, latent_tokens (one branch), steps, branches, step_ms (sum of the steps this
@@ -41,10 +37,10 @@ class GenerateFinal:
 
     request_id: str
     reason: FinishReason
-    frames: npt.NDArray[np.uint8] | None = field(default=None, repr=False)
+    frames: npt.NDArray[np.uint8] | None = None
     error: TriptychError | None = None
-    stage_ms: dict[str, float] = field(default_factory=dict)
-    counters: dict[str, float] = field(default_factory=dict)
+    stage_ms: dict[str, float] = {}
+    counters: dict[str, float] = {}
 
 
 GenerateEvent = StepEvent | PreviewEvent | GenerateFinal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +17,7 @@ from triptych.generate.shared_runs import SharedRuns
 from triptych.generate.video_jobs import VideoJobs
 
 FILE_STORE_BYTES = 256 * 2**20
+STATS_TIMEOUT_S = 2.0
 
 
 class GenerateService:
@@ -69,8 +71,16 @@ class GenerateService:
         return found[1], found[2]
 
     async def stats(self) -> dict[str, dict[str, float]]:
-        """Statistics by model."""
-        return {name: await engine.stats() for name, engine in self.engines.items()}
+        """Statistics by model. An engine that does not answer is down."""
+        found = await asyncio.gather(*map(_engine_stats, self.engines.values()))
+        return dict(zip(self.engines, found, strict=True))
 
     async def close(self) -> None:
         await self.jobs.close()
+
+
+async def _engine_stats(engine: GenerateHandle) -> dict[str, float]:
+    try:
+        return await asyncio.wait_for(engine.stats(), STATS_TIMEOUT_S)
+    except Exception:  # a dead engine must not take /metrics and /ready down with it
+        return {"engine_up": 0.0}

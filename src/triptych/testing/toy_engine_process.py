@@ -8,7 +8,7 @@ import threading
 
 import msgspec
 
-from triptych.cluster.engine_main import end_with_the_front
+from triptych.cluster.child import end_with_the_front
 from triptych.core.clock import MonotonicClock
 from triptych.core.config import EngineConfig
 from triptych.testing.toy_model import ToyModel
