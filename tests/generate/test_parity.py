@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import (
+    DPMSolverMultistepScheduler,
     FluxImg2ImgPipeline,
+    PixArtSigmaPipeline,
     StableDiffusion3Img2ImgPipeline,
     StableDiffusion3InpaintPipeline,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionInpaintPipeline,
 )
+from diffusers.pipelines.pixart_alpha import pipeline_pixart_sigma
 from PIL import Image
 
 from triptych.generate.kinds.base import Kind
+from triptych.generate.kinds.load import load_kind
 from triptych.generate.kinds.row import Row
 from triptych.generate.request import GenerateRequest
 from triptych.generate.runner import StepRunner
@@ -179,6 +185,40 @@ def test_image_to_image_equals_the_stock_pipeline(toys: Toys, name: str, stock: 
     theirs = stock_latents(pipeline, request, name, image=Image.fromarray(request.init_image), strength=0.6)
 
     assert relative_error(run_alone(kind, request).latents, theirs) <= BOUND
+
+
+@pytest.mark.parametrize("is_flow", [False, True])
+def test_pixart_starts_from_a_picture_as_stable_diffusion_does(
+    toys: Toys, is_flow: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The stock pipeline, begun at the tail of the schedule from the latent that stock image-to-image would begin
+    from, gives our latent; a masked row keeps what lies outside the mask."""
+    folder = toys.folder("pixart")
+    kind = load_kind(folder, name="pixart")
+    config = dict(prediction_type="flow_prediction", use_flow_sigmas=True) if is_flow else {}
+    kind.pipeline.scheduler = scheduler = DPMSolverMultistepScheduler(**config)
+    request = sized("pixart", init_image=picture(48, 32), strength=0.6, num_steps=7)
+    scheduler.set_timesteps(7)
+    edit = SimpleNamespace(scheduler=scheduler, vae=kind.vae)
+    tail, num_steps = StableDiffusionImg2ImgPipeline.get_timesteps(edit, 7, 0.6, "cpu")
+    pixels = torch.from_numpy(request.init_image).permute(2, 0, 1)[None].float() / 127.5 - 1
+    generator = torch.Generator().manual_seed(request.seed)
+    latents = StableDiffusionImg2ImgPipeline.prepare_latents(
+        edit, pixels, tail[:1], 1, 1, torch.float32, "cpu", generator
+    )
+    monkeypatch.setattr(pipeline_pixart_sigma, "retrieve_timesteps", lambda *args, **kwargs: (tail, num_steps))
+    pipeline = PixArtSigmaPipeline(**kind.pipeline.components | {"scheduler": copy.deepcopy(scheduler)})
+    pipeline.set_progress_bar_config(disable=True)
+
+    theirs = stock_latents(pipeline, request, "pixart", latents=latents)
+    masked = dataclasses.replace(request, mask=np.pad(np.full((32, 24), 255, np.uint8), ((0, 0), (24, 0))))
+    row = run_alone(kind, masked)
+
+    assert num_steps == 4
+    assert relative_error(run_alone(kind, request).latents, theirs) <= BOUND
+    kept = row.inpaint.mask == 0
+    assert 0 < kept.float().mean() < 1
+    assert torch.equal(row.latents[kept.expand_as(row.latents)], row.inpaint.image_latents[kept.expand_as(row.latents)])
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_edits_are_calibrated_at_the_models_own_values(toys: Toys):
         (prompt, task) for task in (Task.IMAGE_TO_IMAGE, Task.INPAINT) for prompt in ("a", "b")
     ]
     assert {request.num_steps for request in requests} == {12}
-    assert edits_of(toys.kind("pixart"), grid) == []
+    assert edits_of(toys.kind("qwen_image"), grid) == []
 
 
 def test_a_calibration_of_other_weights_is_not_used(toys: Toys, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from PIL import Image
 
 from triptych import zoo
 from triptych.cli import main
+from triptych.generate.evaluate import draw_one
+from triptych.generate.kinds.load import load_kind
+from triptych.generate.request import GenerateRequest
 from triptych.testing.judge import look, verdict
 from triptych.testing.prompts import Prompt, invent_prompt
 
@@ -72,6 +76,20 @@ def test_draw_without_a_model_gives_the_stock_picture(pipeline: PixArtAlphaPipel
     with Image.open(out) as picture:
         ours = np.asarray(picture).astype(int)
     assert np.abs(ours - draw(pipeline, ["a red circle on white"])[0]).max() <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_edit_changes_what_it_is_asked_to_and_keeps_the_place(seed: int):
+    """From a red circle, "a blue circle": another colour, the same place to a few pixels."""
+    kind = load_kind(zoo.folder("tiny-image"), name="tiny-image")
+    form: dict[str, Any] = dict(request_id="r", width_px=64, height_px=64, num_steps=20, guidance_scale=4.0)
+    red = draw_one(kind, GenerateRequest(**form, prompt="a red circle on white", seed=seed)).frames[0]
+    edit = GenerateRequest(**form, prompt="a blue circle on white", seed=seed + 10, init_image=red, strength=0.6)
+    blue = draw_one(kind, edit).frames[0]
+
+    (before,), (after,) = look(red).things, look(blue).things
+    assert (before.colour, after.colour, after.shape) == ("red", "blue", "circle")
+    assert np.hypot(after.x_px - before.x_px, after.y_px - before.y_px) <= 6
 
 
 def test_draws_at_other_aspects(pipeline: PixArtAlphaPipeline):

@@ -8,12 +8,14 @@ import torch
 
 from triptych.generate.kinds.base import Kind
 from triptych.generate.kinds.row import Conditioning, without_padding
-from triptych.generate.request import GenerateRequest
+from triptych.generate.request import GenerateRequest, Task
 
 
 class PixArt(Kind):
-    """Follows `PixArtAlphaPipeline` and `PixArtSigmaPipeline`, without their binning of sizes."""
+    """Follows `PixArtAlphaPipeline` and `PixArtSigmaPipeline`, without their binning of sizes. diffusers has no edits
+    of this kind: a picture enters as it does in `StableDiffusionImg2ImgPipeline` and its inpaint sibling."""
 
+    tasks = frozenset({Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT})
     default_num_steps = 20
     default_guidance_scale = 4.5
     blocks = ("transformer_blocks",)
