@@ -72,11 +72,16 @@ class Errors:
         except Exception as error:
             leaf = _leaf(error)
             if isinstance(leaf, InternalError):
-                LOGGER.error("request failed: %s\n%s", error, "".join(traceback.format_exception(error)))
+                LOGGER.error("request failed: %s", _as_logged(error))
             if started or scope["type"] != "http":
                 return  # a stream ends with its own last words; a second answer would corrupt it
             status = error.status_code if isinstance(error, HTTPException) else status_of(leaf)
             await json_response(error_body(leaf), error_headers(leaf), status)(scope, receive, send)
+
+
+def _as_logged(error: Exception) -> str:
+    """A leaf says what happened in a line; what nobody expected comes with where it did."""
+    return f"{error.code}: {error}" if isinstance(error, TriptychError) else "".join(traceback.format_exception(error))
 
 
 def _leaf(error: Exception) -> TriptychError:
