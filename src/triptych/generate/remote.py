@@ -134,11 +134,14 @@ class _Server:
         """Until it is closed; False when the step loop has stopped by itself."""
         self._send(Ready(self._engine.traits))
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._is_over.wait())]
-        done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in rest:
-            task.cancel()
-        for task in done:
-            task.result()  # a mistake in `_receive` ends the process
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a mistake in `_receive` ends the process
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         if self._engine.has_stopped:
             await self._engine.close()
             self._flush()
@@ -208,7 +211,8 @@ class _Server:
             self._is_over.set()
 
     def _send(self, message: ToFront) -> None:
-        self._socket.send_multipart(pack(message), copy=False)
+        if not self._socket.closed:
+            self._socket.send_multipart(pack(message), copy=False)
 
 
 async def serve_engine(address: str, engine: GenerateEngine) -> bool:
