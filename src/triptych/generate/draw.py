@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from triptych.core.config import GenerateConfig, Tier
 from triptych.core.errors import InternalError, InvalidRequest
@@ -15,6 +16,7 @@ from triptych.core.ids import new_id
 from triptych.generate.build import build_engine
 from triptych.generate.engine import GenerateEngine
 from triptych.generate.events import GenerateEvent, GenerateFinal
+from triptych.generate.init_pictures import Pixels, check_mask_size, fit_mask, fit_picture, nearest_size
 from triptych.generate.picture_files import encode_picture, encode_video, write_whole
 from triptych.generate.request import GenerateRequest, ModelTraits, Task, check_request, chosen_step_cache, task_of
 from triptych.generate.run import error_of
@@ -24,7 +26,10 @@ FORMAT_BY_SUFFIX = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "we
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """None is the model's own default; a missing seed is drawn."""
+    """None is the model's own default; a missing seed is drawn.
+
+    `init_image`: [H, W, 3], and `mask`: [H, W], 255 where it is drawn anew, make it an edit; they are brought to the
+    size asked for, or to that of the picture itself, rounded down to what the model takes."""
 
     width_px: int | None = None
     height_px: int | None = None
@@ -35,6 +40,9 @@ class DrawOptions:
     num_frames: int | None = None
     num_previews: int = 0
     step_cache: str | None = None
+    init_image: Pixels | None = field(default=None, repr=False)
+    mask: Pixels | None = field(default=None, repr=False)
+    strength: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +88,46 @@ def request_for(prompt: str, traits: ModelTraits, options: DrawOptions) -> Gener
     """Fill in the model's defaults."""
     num_steps = traits.default_num_steps if options.num_steps is None else options.num_steps
     num_frames = options.num_frames or traits.default_num_frames
+    size_px, edit = _size_and_edit(traits, options)
     return GenerateRequest(
         request_id=new_id("draw"),
         prompt=prompt,
         negative_prompt=options.negative_prompt,
-        width_px=options.width_px or traits.default_width_px,
-        height_px=options.height_px or traits.default_height_px,
+        width_px=size_px[0],
+        height_px=size_px[1],
         num_steps=num_steps,
         guidance_scale=traits.default_guidance_scale if options.guidance_scale is None else options.guidance_scale,
         seed=secrets.randbits(32) if options.seed is None else options.seed,
         num_frames=num_frames,
         frames_per_s=traits.default_frames_per_s,
         num_previews=options.num_previews,
-        step_cache=chosen_step_cache(options.step_cache, traits, task_of(None, None, num_frames), num_steps),
+        step_cache=chosen_step_cache(
+            options.step_cache, traits, task_of(options.init_image, options.mask, num_frames), num_steps
+        ),
+        **edit,
     )
+
+
+def _size_and_edit(traits: ModelTraits, options: DrawOptions) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Width and height, and what an edit has beyond a request for text."""
+    image, mask = options.init_image, options.mask
+    if image is None:
+        given = {"mask": mask, "strength": options.strength}
+        for name in (name for name, value in given.items() if value is not None):
+            raise InvalidRequest(f"{name} needs an image to start from", param=name)
+        default_px = (traits.default_width_px, traits.default_height_px)
+    else:
+        default_px = nearest_size(image.shape[1], image.shape[0], traits)
+    size_px = (options.width_px or default_px[0], options.height_px or default_px[1])
+    if image is None:
+        return size_px, {}
+    edit: dict[str, Any] = {"init_image": fit_picture(image, size_px)}
+    if mask is not None:
+        check_mask_size(mask.shape[1::-1], image.shape[1::-1])
+        edit["mask"] = fit_mask(mask, size_px)
+    if options.strength is not None:
+        edit["strength"] = options.strength
+    return size_px, edit
 
 
 async def _final(

@@ -11,8 +11,6 @@ import secrets
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from triptych.core.config import Tier
 from triptych.core.errors import BudgetExceeded, InvalidRequest
@@ -135,8 +133,3 @@ def build_requests(
     for request in requests:
         check_request(request, traits, call.tier)
     return requests
-
-
-def mask_from_alpha(alpha: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """OpenAI's masks are transparent where the picture is to be drawn anew."""
-    return np.where(alpha < 128, 255, 0).astype(np.uint8)

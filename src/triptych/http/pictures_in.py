@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import io
 
-import numpy as np
-import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
-
-from triptych.core.errors import InvalidMedia
 from triptych.core.media import DecodedImage, DecodeSpec, MediaBlob, MediaRef, Modality
+from triptych.generate.init_pictures import Pixels, check_mask_size, fit_mask, fit_picture, nearest_size, read_mask
 from triptych.generate.request import ModelTraits
 from triptych.http.call import Call
-from triptych.http.image_bodies import mask_from_alpha, parse_size
-
-Pixels = npt.NDArray[np.uint8]
+from triptych.http.image_bodies import parse_size
 
 
 async def open_pictures(call: Call, sources: list[tuple[str, str | bytes]]) -> list[MediaBlob]:
@@ -28,40 +21,22 @@ def edit_size(size: str | None, blob: MediaBlob, traits: ModelTraits) -> tuple[i
     """The size asked for; else the picture's own, rounded down to what the model takes."""
     if size not in (None, "", "auto"):
         return parse_size(size, traits)
-    multiple = traits.size_multiple_px
-    width_px, height_px = blob.header.width_px, blob.header.height_px
-    return max(multiple, width_px // multiple * multiple), max(multiple, height_px // multiple * multiple)
+    return nearest_size(*_size_px(blob), traits)
 
 
 async def init_pixels(call: Call, blob: MediaBlob, size_px: tuple[int, int]) -> Pixels:
     """[H, W, 3] uint8 of `size_px`."""
     decoded = await call.media.decode(blob, DecodeSpec(), tier=call.tier)
     assert isinstance(decoded, DecodedImage)
-    return await asyncio.to_thread(_resized, decoded.pixels, size_px, Image.Resampling.LANCZOS)
+    return await asyncio.to_thread(fit_picture, decoded.pixels, size_px)
 
 
 async def mask_pixels(blob: MediaBlob, image: MediaBlob, size_px: tuple[int, int]) -> Pixels:
-    """[H, W] uint8, 255 where the picture is drawn anew: transparent where the mask has an alpha channel, else white.
-
-    Raises InvalidMedia when it is not of the picture's size."""
-    theirs, ours = (blob.header.width_px, blob.header.height_px), (image.header.width_px, image.header.height_px)
-    if theirs != ours:
-        raise InvalidMedia(f"mask is {theirs[0]}x{theirs[1]}, the picture is {ours[0]}x{ours[1]}", param="mask")
-    mask = await asyncio.to_thread(_mask_plane, blob.data)
-    return await asyncio.to_thread(_resized, mask, size_px, Image.Resampling.NEAREST)
+    """[H, W] uint8, 255 where the picture is drawn anew. Raises InvalidMedia when it is not of the picture's size."""
+    check_mask_size(_size_px(blob), _size_px(image))
+    mask = await asyncio.to_thread(read_mask, blob.data)
+    return await asyncio.to_thread(fit_mask, mask, size_px)
 
 
-def _mask_plane(data: bytes) -> Pixels:
-    try:
-        with Image.open(io.BytesIO(data), formats=("PNG", "WEBP", "JPEG")) as picture:
-            if picture.has_transparency_data:
-                return mask_from_alpha(np.asarray(picture.convert("RGBA"))[..., 3])
-            return np.asarray(picture.convert("L"))
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:
-        raise InvalidMedia("the mask cannot be decoded; PNG, WebP and JPEG are taken", param="mask") from error
-
-
-def _resized(pixels: Pixels, size_px: tuple[int, int], how: Image.Resampling) -> Pixels:
-    if pixels.shape[1::-1] == size_px:
-        return np.ascontiguousarray(pixels)
-    return np.asarray(Image.fromarray(pixels).resize(size_px, how))
+def _size_px(blob: MediaBlob) -> tuple[int, int]:
+    return blob.header.width_px, blob.header.height_px
