@@ -100,6 +100,16 @@ def test_a_bad_request_is_refused_by_the_models_traits(http: httpx.Client):
     assert "text-to-image" in http.get("/v1/models/pictures").json()["tasks"]
 
 
+def test_it_steps_back_for_the_others(http: httpx.Client):
+    """Its niceness is the configured one above the front's; the engine that answers has the front's."""
+    front = psutil.Process().nice()
+
+    assert child("generate_main").nice() == min(19, front + DRAWING.niceness)
+    assert child("engine_main").nice() == front
+    with pytest.raises(ValueError, match="niceness must be between 0 and 19, got 20"):
+        GenerateConfig(niceness=20)
+
+
 def test_a_client_that_leaves_frees_its_row_and_a_full_engine_refuses(http: httpx.Client):
     """Four streams fill the engine, a fifth is told to come again; hanging up empties it."""
     streams = [http.stream("POST", "/v1/images/generations", json=LONG | {"stream": True}) for _ in range(4)]

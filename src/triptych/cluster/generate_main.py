@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def main(address: str) -> int:
 
 
 def load(config: ModelConfig) -> GenerateEngine:
+    os.nice(config.generate.niceness)  # before there are threads that compute: each has its own
     return build_engine(Path(config.path), name=config.name or "", config=config.generate)
 
 

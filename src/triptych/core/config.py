@@ -145,7 +145,8 @@ class EngineConfig(_Piece, frozen=True):
 
 
 class GenerateConfig(_Piece, frozen=True):
-    """Budgets of one diffusion engine. `max_step_tokens` bounds the latent tokens of one denoising step."""
+    """Budgets of one diffusion engine. `max_step_tokens` bounds the latent tokens of one denoising step. `niceness`, as
+    of nice(2): how far its process steps back for the others on a busy CPU."""
 
     dtype: str = "auto"
     device: str = "auto"
@@ -158,6 +159,11 @@ class GenerateConfig(_Piece, frozen=True):
     warm_up: bool = True
     warm_up_s: float = 10.0
     num_threads: int | None = None
+    niceness: int = 5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.niceness <= 19:
+            raise ValueError(f"niceness must be between 0 and 19, got {self.niceness}")
 
 
 class ModelConfig(_Piece, frozen=True):
