@@ -159,7 +159,7 @@ class GenerateConfig(_Piece, frozen=True):
     warm_up: bool = True
     warm_up_s: float = 10.0
     num_threads: int | None = None
-    niceness: int = 5
+    niceness: int = 3
 
     def __post_init__(self) -> None:
         if not 0 <= self.niceness <= 19:
