@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,14 +21,15 @@ import pytest
 from PIL import Image
 
 from tests.http.tiny_folder import make_tiny_text
+from triptych import launch
 from triptych.core.config import Config, EngineConfig, GenerateConfig, HttpConfig, ModelConfig, Tier
 from triptych.generate.build import build_engine
-from triptych.launch import background_server
 
 from .conftest import Toys, request_of
 
 SHORT = {"prompt": "two green circles", "size": "32x32", "num_inference_steps": 4, "guidance_scale": 5.0, "seed": 7}
 LONG = SHORT | {"num_inference_steps": 5000}
+FACTS = dict.fromkeys(("dtype", "device", "runner", "runner_reason", "tower", "tower_reason"), "-")
 DRAWING = GenerateConfig(warm_up=False, num_threads=1, max_waiting=4)
 
 
@@ -48,7 +51,7 @@ def http(toys: Toys, temporary: Path, tmp_path_factory: pytest.TempPathFactory) 
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(temporary))
-        with background_server(config) as url, httpx.Client(base_url=url, timeout=60) as client:
+        with launch.background_server(config) as url, httpx.Client(base_url=url, timeout=60) as client:
             yield client
     assert not child("engine_main")
     assert not child("generate_main")
@@ -79,7 +82,6 @@ def pixels(answer: httpx.Response) -> np.ndarray:
 
 def test_a_picture_is_that_of_the_engine_in_process(http: httpx.Client, toys: Toys):
     """The same model, request and number of threads give the same pixels, drawn there or here."""
-    import asyncio
 
     async def here() -> np.ndarray:
         engine = build_engine(toys.folder("stable_diffusion_3"), name="pictures", config=DRAWING)
@@ -160,6 +162,54 @@ def test_a_killed_process_takes_its_pictures_with_it_and_nothing_else(http: http
     assert 'triptych_engine_restarts_total{model="pictures"} 1.0' in metrics
     assert 'triptych_engine_restarts_total{model="tiny-text"} 0.0' in metrics
     assert child("engine_main") == answering
+
+
+async def test_models_load_side_by_side_and_are_measured_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, toys: Toys, tmp_path: Path
+):
+    """The one that draws starts at once, and has to wait before it measures until the one that answers is up."""
+    told: list[str] = []
+    answers, loads = asyncio.Event(), asyncio.Event()
+
+    class Answering:
+        info = SimpleNamespace(extra=FACTS)
+
+        def __init__(self, model: ModelConfig, **options: Any) -> None: ...
+
+        async def start(self) -> None:
+            await answers.wait()
+            told.append("answers")
+
+        async def flush(self, cache: str) -> int:
+            return 0
+
+        async def close(self) -> None: ...
+
+    class Drawing:
+        def __init__(self, model: ModelConfig, *, quiet: Callable[[], Awaitable[object]]) -> None:
+            self._quiet = quiet
+
+        async def start(self) -> None:
+            loads.set()
+            await self._quiet()
+            told.append("measures")
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(launch, "EngineProcess", Answering)
+    monkeypatch.setattr(launch, "GenerateProcess", Drawing)
+    text = ModelConfig(path=str(make_tiny_text(tmp_path / "text")), engine=EngineConfig(warm_up=False))
+    house = launch.House(Config(models=(text, ModelConfig(path=str(toys.folder("stable_diffusion_3"))))))
+    starting = asyncio.create_task(house.start())
+    await asyncio.wait_for(loads.wait(), 20)
+    await asyncio.sleep(0.05)
+    assert (told, house.front.ready) == ([], False)
+    answers.set()
+    await starting
+    await house.close()
+
+    assert told == ["answers", "measures"]
+    assert list(house.service.engines) == ["stable_diffusion_3"]
 
 
 def events_of(answer: httpx.Response) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ import zmq.asyncio
 from triptych.core.errors import InternalError, from_wire
 from triptych.transfer.frames import Frame
 from triptych.transfer.messages import Answer, Ask, pack
+
+LOGGER = logging.getLogger("triptych.transfer")
 
 Read = Callable[[Sequence[memoryview]], Any]
 
@@ -87,11 +90,17 @@ class Channel:
     async def _read(self) -> None:
         while True:
             frames = await self._socket.recv_multipart(copy=False)
-            message = self._read_message([frame.buffer for frame in frames])
-            if isinstance(message, Answer):
-                self._settle(message)
-            else:
-                self._take(message)
+            try:
+                self._handle([frame.buffer for frame in frames])
+            except Exception:  # a mistake of ours: what comes after it is still read
+                LOGGER.exception("a message of an engine was lost")
+
+    def _handle(self, frames: Sequence[memoryview]) -> None:
+        message = self._read_message(frames)
+        if isinstance(message, Answer):
+            self._settle(message)
+        else:
+            self._take(message)
 
     def _settle(self, answer: Answer) -> None:
         error = from_wire(answer.error_code, answer.error_message) if answer.error_code else None
