@@ -17,31 +17,31 @@ from pathlib import Path
 import torch
 from small_vl_data import EASY_VQA, HELD_OUT_SEED, EasyVqa, painted, scene_asks, scene_of
 from tqdm import tqdm
-from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
+from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from triptych.zoo.wheels import fetch_wheel
 
 
 class Stock:
-    """The folder in stock transformers, with nothing of this package; no torchvision is needed."""
+    """The folder in stock transformers, with nothing of this package."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        self.processor = AutoProcessor.from_pretrained(folder)
         self.model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-        self.image = self.tokenizer.convert_ids_to_tokens(self.model.config.image_token_id)
 
     @torch.inference_mode()
     def answer(self, image, question: str, max_new_tokens: int = 32) -> str:
-        content = [{"type": "image"}, {"type": "text", "text": question}]
-        prompt = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        ).replace(self.image, self.image * self.model.config.image_seq_length)
-        inputs = self.tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-        inputs["pixel_values"] = self.processor(images=[image], return_tensors="pt")["pixel_values"]
-        inputs.pop("token_type_ids", None)
-        made = self.model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
-        return self.tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+        inputs = self.processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            add_generation_prompt=True,
+        )
+        given = {name: inputs[name] for name in ("input_ids", "attention_mask", "pixel_values")}
+        made = self.model.generate(**given, do_sample=False, max_new_tokens=max_new_tokens)
+        return self.processor.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def held_out(packages: Path, num_easy: int, num_drawn: int):

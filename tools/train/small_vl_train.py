@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from small_vl_data import EASY_VQA, EasyVqa, scene_asks, scene_of
+from small_vl_data import EASY_VQA, EasyVqa, evened, scene_asks, scene_of
 from small_vl_model import WORDS, Likeness, Projector, add_low_rank, pack, place_targets, segment_mask, word_table
 from torch import nn
 from tqdm import tqdm
@@ -42,10 +42,11 @@ class Data:
         rows = [self.shards[n // self.size][n % self.size] for n in numbers]
         return torch.from_numpy(np.stack(rows)).float()
 
-    def asks(self, number: int, rng: random.Random, num: int):
+    def asks(self, number: int, rng: random.Random, num: int, as_they_are: bool = False):
         if number % 2:
-            asked = self.easy[number // 2 % len(self.easy)].asked
-            return rng.sample(asked, min(num, len(asked)))
+            picture = self.easy[number // 2 % len(self.easy)]
+            some = rng.sample(picture.asked, min(num, len(picture.asked)))
+            return some if as_they_are else [evened(picture, question, rng) for question in some]
         return scene_asks(scene_of(number)[0], rng, num)
 
     def easy_targets(self, number: int) -> torch.Tensor:
@@ -136,7 +137,7 @@ def check(asker: Asker, projector, data: Data, num: int = 12) -> tuple[float, fl
     rng, hits = random.Random(1), ([], [])
     for first in range(data.num_train, data.num_train + num, 2):
         for number in (first, first + 1):
-            asked = [data.asks(number, rng, 10)]
+            asked = [data.asks(number, rng, 10, as_they_are=True)]
             hits[number % 2].extend(asker.run(projector(data.features([number])), asked)[1])
     return tuple(sum(some) / max(len(some), 1) for some in hits)
 
