@@ -46,6 +46,8 @@ class Batch:
     targets: tuple[np.ndarray, ...]
     asked: list[tuple[str, int, int, int]] = field(default_factory=list)  # kind, row, first and last+1 answer token
     mentions: tuple[np.ndarray, ...] = ()  # row, token; how many are meant; colour, shape [M], place [M, 2] if one is
+    changes: np.ndarray | None = None  # [B, n-1, G] what a later picture of a row has where the first has other things
+    two_mentions: tuple[np.ndarray, ...] = ()  # row, token; how many are meant in the first scene [M], in the last [M]
 
 
 class Words:
@@ -163,7 +165,35 @@ def ground(rows: list[Sequence], scenes) -> tuple[np.ndarray, ...]:
     return (*(table[:, column].astype(np.int64) for column in range(5)), table[:, 5:].astype(np.float32))
 
 
-def stack(kind: str, rows: list[Sequence], frames, targets, scenes=None) -> Batch:
+SAME, NEW, GONE = range(3)
+
+
+def ground_in_two(rows: list[Sequence], ends) -> tuple[np.ndarray, ...]:
+    """How many things each mention means in its row's first scene and in its last."""
+    found = [
+        (
+            index,
+            token,
+            *(
+                min(scene.count(colour, None if (shape := NOUNS[noun]) in ANY_SHAPE else shape), MOST_MENTIONED)
+                for scene in scenes
+            ),
+        )
+        for index, (row, scenes) in enumerate(zip(rows, ends, strict=True))
+        for token, _, colour, noun in row.mentions
+    ]
+    return tuple(np.array(found, np.int64).reshape(-1, 4).T)
+
+
+def changes_of(num_rows: int, shape: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """[B, n-1, G] from dense targets [B*n, G, 4]: whether what has its centre in a token is what it was at first."""
+    shape, colour = (part.reshape(num_rows, -1, *part.shape[1:]) for part in (shape, colour))
+    is_same = ((shape == shape[:, :1]) & (colour == colour[:, :1])).all(-1)[:, 1:]
+    return np.where(is_same, SAME, np.where((shape[:, 1:] > 0).any(-1), NEW, GONE))
+
+
+def stack(kind: str, rows: list[Sequence], frames, targets, scenes=None, ends=()) -> Batch:
+    """`scenes`: one a row. `ends`: of rows with several, the first and the last."""
     longest = -(-max(len(row.ids) for row in rows) // 8) * 8
     ids = np.zeros((len(rows), longest), np.int64)
     positions = np.zeros((3, len(rows), longest), np.int64)
@@ -176,7 +206,9 @@ def stack(kind: str, rows: list[Sequence], frames, targets, scenes=None) -> Batc
         positions[:, index, :size] = np.asarray(row.positions).T
         asked += [(name, index, first, last) for name, first, last in row.asked]
     mentions = ground(rows, scenes) if scenes else ()
-    return Batch(kind, frames, ids, positions, segments, weights, targets, asked, mentions)
+    changes = changes_of(len(rows), *targets[:2]) if ends else None
+    two_mentions = ground_in_two(rows, ends) if ends else ()
+    return Batch(kind, frames, ids, positions, segments, weights, targets, asked, mentions, changes, two_mentions)
 
 
 def stack_targets(scenes) -> tuple[np.ndarray, ...]:
@@ -212,19 +244,21 @@ def pair_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, 
         scenes += [first, second]
         rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)] * 2, budget_tokens))
     frames = np.stack([np.asarray(scene.image) for scene in scenes])[:, None]
-    return stack("pair", rows, frames, stack_targets(scenes))
+    ends = list(zip(scenes[::2], scenes[1::2], strict=True))
+    return stack("pair", rows, frames, stack_targets(scenes), ends=ends)
 
 
 def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, num_frames: int) -> Batch:
-    rows, scenes, frames = [], [], []
+    rows, scenes, frames, ends = [], [], [], []
     for _ in range(num_rows):
         clip = draw_clip(rng, (gw * 28, gh * 28), num_frames)
         asked = clip_questions(clip, rng, budget_tokens // 20)
         scenes += clip.scenes[1::2]
+        ends.append((clip.scenes[0], clip.scenes[-1]))
         frames.append(frames_array(clip).reshape(num_frames // 2, 2, gh * 28, gw * 28, 3))
         vision = (num_frames // 2, gh, gw, rng.choice((1, 2, 2, 2, 4)), VIDEO_PAD)
         rows.append(build(words, rng, asked, [vision], budget_tokens))
-    return stack("clip", rows, np.concatenate(frames), stack_targets(scenes))
+    return stack("clip", rows, np.concatenate(frames), stack_targets(scenes), ends=ends)
 
 
 FIRST = ("list",) * 4 + ("count", "color", "shape", "exists", "place", "text", "background")
@@ -240,14 +274,14 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
             return still_batch(words, rng, gh, gw, 40, 72, faces, FIRST)
         return still_batch(words, rng, gh, gw, 30, 140, faces, PLAIN, (0, 0, 0, 0, 0, 1))
     draw = rng.random()
-    if draw < 0.14:
+    if draw < 0.22:
         gh, gw = rng.choice(SMALL)
         num_frames = rng.choice((4, 4, 6, 8))
         return clip_batch(words, rng, gh, gw, max(6, 800 // (gh * gw * num_frames)), 80, num_frames)
-    if draw < 0.24:
+    if draw < 0.37:
         gh, gw = rng.choice(SMALL)
         return pair_batch(words, rng, gh, gw, 180 // (gh * gw), 80, faces)
-    if step >= 1500 and draw < 0.29:
+    if step >= 1500 and draw < 0.43:
         gh, gw = rng.randint(9, 14), rng.randint(9, 14)
         return still_batch(words, rng, gh, gw, max(2, 400 // (gh * gw)), 200, faces)
     longest = rng.choice((3, 4, 4, 5, 6) if step < 1500 else (4, 4, 5, 6, 8, 10))

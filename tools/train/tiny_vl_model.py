@@ -212,6 +212,8 @@ class DenseHeads(nn.Module):
         self.background = nn.Linear(dim, num_backgrounds)
         self.mention_sizes = (MOST_MENTIONED + 1, num_colours, num_shapes - 1, 2)
         self.mention = nn.Linear(dim, sum(self.mention_sizes))
+        self.change = nn.Linear(dim, 3)
+        self.two_mention = nn.Linear(dim, 2 * (MOST_MENTIONED + 1))
         self.likeness = nn.Parameter(torch.tensor([6.0, -3.0]))  # scale and bias of a visual token's cosine to a word
 
     def vision_loss(self, tokens, shape, colour, char, background):
@@ -257,6 +259,24 @@ class DenseHeads(nn.Module):
         is_one = colour >= 0
         far = F.mse_loss(places[is_one], place[is_one]) if is_one.any() else 0.0
         return F.cross_entropy(counts, count) + mean_loss(colours, colour) + mean_loss(shapes, shape) + 8 * far
+
+    def change_loss(self, hidden, change):
+        """At visual tokens [B, n-1, G, D] of later pictures: is there what was there in the first? Changes are few, so
+        they and the rest are means of their own."""
+        logits, change = self.change(hidden).float().flatten(0, 2), change.flatten()
+        is_same = change == 0
+        return mean_loss(logits, change.masked_fill(is_same, -100)) + mean_loss(
+            logits, change.masked_fill(~is_same, -100)
+        )
+
+    def two_mention_loss(self, hidden, first, last):
+        """At a noun [M, D]: how many it means in the first scene, and how many in the last."""
+        if not len(first):
+            return hidden.sum() * 0
+        return sum(
+            F.cross_entropy(logits, count)
+            for logits, count in zip(self.two_mention(hidden).float().chunk(2, -1), (first, last), strict=True)
+        )
 
     def place_loss(self, hidden, place):
         return F.mse_loss(self.place(hidden).float(), place)

@@ -41,7 +41,8 @@ def feed(queue, seed: int, step: int, faces) -> None:
 
 
 def forward(model, batch):
-    """Hidden states [B, L, D], the merged tokens, those of the visual tokens after two layers, and all after three."""
+    """Hidden states [B, L, D], the merged tokens, those of the visual tokens after two layers, all after three, and of
+    these the visual ones [B, n, G, D]."""
     tokens = encode(model.model.visual, torch.from_numpy(batch.frames))
     ids, segments = torch.from_numpy(batch.ids), torch.from_numpy(batch.segments)
     is_vision = (ids == IMAGE_PAD) | (ids == VIDEO_PAD)
@@ -52,7 +53,8 @@ def forward(model, batch):
     allowed &= torch.ones(length, length, dtype=torch.bool).tril()
     mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -1e4)[:, None]
     hidden, (early, middle) = decode(model.model.language_model, x, torch.from_numpy(batch.positions), mask)
-    return hidden, tokens, early[is_vision].view(*tokens.shape), middle
+    seen = middle[is_vision].view(len(ids), -1, *tokens.shape[1:])
+    return hidden, tokens, early[is_vision].view(*tokens.shape), middle, seen
 
 
 def answer_logits(model, hidden, batch):
@@ -76,6 +78,15 @@ def mentioned(heads, middle, batch):
     return heads.mention_loss(middle[row, token], *truth)
 
 
+def compared(heads, middle, seen, batch):
+    """Of rows with several pictures: what has changed where, and how many things a noun means before and after."""
+    if batch.changes is None:
+        return 0.0
+    row, token, first, last = map(torch.from_numpy, batch.two_mentions)
+    loss = heads.change_loss(seen[:, 1:], torch.from_numpy(batch.changes))
+    return loss + heads.two_mention_loss(middle[row, token], first, last)
+
+
 def places(frames):
     gh, gw = frames.shape[2] // 28, frames.shape[3] // 28
     y, x = torch.meshgrid(torch.arange(gh), torch.arange(gw), indexing="ij")
@@ -85,11 +96,11 @@ def places(frames):
 
 def losses(model, heads, batch):
     with autocast():
-        hidden, tokens, early, middle = forward(model, batch)
+        hidden, tokens, early, middle, seen = forward(model, batch)
         targets = [torch.from_numpy(target) for target in batch.targets]
         dense = tower_targets(model, heads, tokens, batch.frames, targets)
         place = 10 * heads.place_loss(early, places(batch.frames))
-        place = place + MENTION_WEIGHT * mentioned(heads, middle, batch)
+        place = place + MENTION_WEIGHT * (mentioned(heads, middle, batch) + compared(heads, middle, seen, batch))
         logits, labels, weights = answer_logits(model, hidden, batch)
     nll = F.cross_entropy(logits.float(), labels, reduction="none")
     return (nll * weights).sum() / weights.sum(), dense, place
