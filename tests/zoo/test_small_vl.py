@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -224,6 +225,27 @@ def test_command_builds_and_says_how_to_serve(parts, tmp_path, monkeypatch):
     assert f"triptych serve {tmp_path / 'vl'}" in ended.output.replace("\n", "")
     assert (tmp_path / "vl" / "model.safetensors").is_file()
     assert not (packages / "was-run").exists()
+
+
+def test_builds_into_the_empty_folder_one_stands_in(parts, tmp_path, monkeypatch):
+    packages, pins, *_, trained = parts
+    monkeypatch.setattr(small_vl, "build", functools.partial(small_vl.build, **pins, trained=trained))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    built = build_model("small-vl", Path("."), packages)
+
+    assert built.num_bytes > 0
+    assert (tmp_path / "here" / "config.json").is_file()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    """Before anything is downloaded."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(InvalidRequest, match=r"small-vl cannot be built: (Not a directory|File exists): .*file"):
+        build_model("small-vl", tmp_path / "file" / "small-vl")
 
 
 def test_models_are_listed():

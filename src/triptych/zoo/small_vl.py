@@ -52,9 +52,12 @@ def build(
         part = out.with_name(out.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
         write(part, model, tokenizer, trained / "README.md")
-        if out.exists():
-            out.rmdir()
-        part.rename(out)
+        if out.exists():  # an empty folder, perhaps the one that the user stands in
+            for file in part.iterdir():
+                file.rename(out / file.name)
+            part.rmdir()
+        else:
+            part.rename(out)
         at(4)
 
 
