@@ -49,6 +49,7 @@ from triptych.models.facts import as_text
 from triptych.prompt.builder import PromptBuilder, load_prompt_builder
 from triptych.understand.engine import EngineHandle, InProcessEngine, embedding_of
 from triptych.warm_up import WarmUp
+from triptych.zoo.build import BUILDABLE
 
 LOGGER = logging.getLogger("triptych.launch")
 EMBEDDED_MODEL = "tiny-vl"
@@ -163,10 +164,14 @@ def embedded_models() -> tuple[ModelConfig, ...]:
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
-    """With the folder of an embedded model in place of its name, and a name in any case."""
+    """With the folder of an embedded model in place of its name, and a name in any case. Raises UnknownModel for one
+    that has to be built first."""
     path = model.path
-    if not Path(path).is_dir() and path in zoo.names():
-        path = str(zoo.folder(path))
+    if not Path(path).is_dir():
+        if path in BUILDABLE:
+            raise UnknownModel(f"{path} is built first: triptych models build {path}, then serve its folder")
+        if path in zoo.names():
+            path = str(zoo.folder(path))
     return msgspec.structs.replace(model, path=path, name=model.name or Path(model.path).name)
 
 

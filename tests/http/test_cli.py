@@ -32,6 +32,7 @@ def run(*arguments: str) -> Result:
         (("ask", "what?", __file__), "no picture, video or sound"),
         (("ask", "what?", "--url", "http://127.0.0.1:9"), "nobody answers"),
         (("serve", "no/such-model-here"), "neither a folder nor a model"),
+        (("serve", "small-vl"), "is built first: triptych models build small-vl"),
     ],
 )
 def test_mistakes_get_helpful_errors(arguments, words):
