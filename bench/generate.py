@@ -250,13 +250,15 @@ async def short_behind_long(bench: Bench, repeats: int = 3) -> Row:
 
 
 async def step_caches(bench: Bench, repeats: int = 5, num_steps: int = 20) -> list[Row]:
-    """End to end, ours with each calibrated cache over ours without it; nothing where no setting is inside the gate."""
+    """End to end, ours with each calibrated cache over ours without it, at `num_steps` or the fewest that it was
+    calibrated at; nothing where no setting is inside the gate."""
     kind, rows = bench.kind, []
     if kind.blocks and not kind.step_caches:
         found = calibrate(kind, [bench.request(num_steps=num_steps) for _ in range(2)])
         kind.step_caches = {name: one.setting for name, one in found.caches.items() if one.setting is not None}
     for name, setting in kind.step_caches.items():
         plain, cached, hits, peak = [], [], [], PeakMemory()
+        num_steps = max(num_steps, kind.step_cache_min_steps.get(name, 1))
         for _ in range(repeats):
             plain.append(await bench.timed(bench.ours, bench.request(num_steps=num_steps)))
             with peak.of("ours"):
