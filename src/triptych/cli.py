@@ -72,7 +72,7 @@ def serve(model: str | None, config_file: Path | None, api_keys: tuple[str, ...]
     with _plain_errors():
         config = _with_flags(load_config(config_file) if config_file else Config(), model, api_keys, flags)
         _log_to_stderr(log_level)
-        ERR.print(f"Loading {', '.join(one.path for one in config.models)} ...", style="dim")
+        ERR.print(f"Loading {', '.join(one.name or one.path for one in config.models)} ...", style="dim")
         run(config, lambda url: ERR.print(f"Ready on [bold]{url}[/]  ·  API {url}/v1  ·  status page {url}/"))
 
 

@@ -155,12 +155,17 @@ def _engine_here(model: ModelConfig) -> EngineHandle:
 
 def default_model(path: str | None = None) -> ModelConfig:
     """What answers when nothing is named: the embedded model."""
-    return ModelConfig(path=path or EMBEDDED_MODEL)
+    return ModelConfig(path=path) if path else _embedded(EMBEDDED_MODEL)
 
 
 def embedded_models() -> tuple[ModelConfig, ...]:
     """What `serve` serves when nothing is named: the model that answers and the one that draws."""
-    return default_model(), default_model(EMBEDDED_DRAWING_MODEL)
+    return _embedded(EMBEDDED_MODEL), _embedded(EMBEDDED_DRAWING_MODEL)
+
+
+def _embedded(name: str) -> ModelConfig:
+    """By its folder, so that one of the same name in the working directory does not take its place."""
+    return ModelConfig(path=str(zoo.folder(name)), name=name)
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
@@ -366,7 +371,7 @@ def draw_to_file(
 ) -> Drawn:
     """One picture or clip by the diffusers model of this folder or embedded name; without one by the embedded one.
     Raises leaves of the error tree."""
-    path = diffusion_folder(model or EMBEDDED_DRAWING_MODEL)
+    path = diffusion_folder(model) if model else zoo.folder(EMBEDDED_DRAWING_MODEL)
     image, mask = options.pop("image", None), options.pop("mask", None)
 
     async def run() -> Drawn:

@@ -7,10 +7,11 @@ from click.testing import CliRunner, Result
 from tiny_folder import make_tiny_text
 from toy_door import png_url
 
-from triptych import cli
+from triptych import cli, zoo
 from triptych.client import Answer, ask, media_part
 from triptych.core.config import Config, Tenant, load_config
 from triptych.core.errors import InvalidRequest, UnknownModel
+from triptych.launch import resolve_model
 from triptych.waterfall import waterfall
 
 
@@ -77,9 +78,13 @@ def test_flags_override_the_file(tmp_path):
     assert cli._with_flags(Config(), "other", (), {}).models[0].path == "other"
 
 
-def test_nothing_named_serves_the_model_that_answers_and_the_one_that_draws():
-    """And a name that would go to both is refused."""
-    assert [model.path for model in cli._with_flags(Config(), None, (), {}).models] == ["tiny-vl", "tiny-image"]
+def test_nothing_named_serves_the_model_that_answers_and_the_one_that_draws(tmp_path, monkeypatch):
+    """The embedded ones, whatever folder of such a name lies here; and a name that would go to both is refused."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-vl").mkdir()
+    models = cli._with_flags(Config(), None, (), {}).models
+    assert [model.name for model in models] == ["tiny-vl", "tiny-image"]
+    assert [resolve_model(model).path for model in models] == [str(zoo.folder(model.name)) for model in models]
     with pytest.raises(InvalidRequest, match="--name is for one model"):
         cli._with_flags(Config(), None, (), {"name": "mine"})
 
