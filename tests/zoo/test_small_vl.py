@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image, ImageDraw
 from safetensors import safe_open
-from transformers import AutoImageProcessor, AutoProcessor, LlavaForConditionalGeneration
+from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
 from tests.models.parity import Case, assert_parity, drawing
 from tests.models.test_image_families import chat
@@ -23,6 +23,7 @@ from triptych.engine import Engine
 from triptych.models.registry import load_layout
 from triptych.zoo import small_vl, small_vl_parts
 from triptych.zoo.build import BUILDABLE, build_model
+from triptych.zoo.llava_reference import LlavaReference
 
 from .small_vl_packages import (
     tiny_language_model,
@@ -273,9 +274,7 @@ def test_the_real_one_sees_shape_and_colour_as_in_transformers(tmp_path):
     The server's answers in float32 are those of stock `generate`, and most of them are right.
     """
     folder = build_model("small-vl", tmp_path / "small-vl", tmp_path / "packages").folder
-    processor = AutoProcessor.from_pretrained(folder)
-    model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    right = 0
+    stock, right = LlavaReference(folder), 0
     served = Config(models=(ModelConfig(path=str(folder), engine=EngineConfig(dtype="float32")),))
     with Engine(config=served) as engine:
         for colour in ("red", "blue", "green", "yellow"):
@@ -284,22 +283,7 @@ def test_the_real_one_sees_shape_and_colour_as_in_transformers(tmp_path):
             image.save(tmp_path / "picture.png")
             for question, wanted in (("what color is the shape?", colour), ("is there a circle?", "no")):
                 given = engine.ask(question, str(tmp_path / "picture.png")).text
-                assert given == stock_answer(processor, model, image, question)
+                assert given == stock.answer(image, question)
                 right += given == wanted
 
     assert right >= 6
-
-
-def stock_answer(processor, model, image, question):
-    content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
-    inputs = processor.apply_chat_template(
-        [{"role": "user", "content": content}],
-        tokenize=True,
-        return_dict=True,
-        return_tensors="pt",
-        add_generation_prompt=True,
-    )
-    given = {name: inputs[name] for name in ("input_ids", "attention_mask", "pixel_values")}
-    with torch.inference_mode():
-        made = model.generate(**given, do_sample=False, max_new_tokens=32)
-    return processor.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)

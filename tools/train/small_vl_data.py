@@ -20,15 +20,12 @@ from PIL import Image
 from triptych.testing.scene_questions import questions
 from triptych.testing.scene_words import Question
 from triptych.testing.scenes import Scene, invent_scene, paint
-from triptych.zoo.wheels import PinnedFile, check_sha256
+from triptych.zoo.wheels import PinnedWheel, check_sha256
 
-EASY_VQA = PinnedFile(
+EASY_VQA = PinnedWheel(
     package="easy-vqa",
     version="1.0",
     wheel_sha256="fcb51b309b78c7b00f97b64cdbcbcf5c105f94da1b39c0796cee5a787c4f650f",
-    member="easy_vqa/data/train/questions.json",
-    member_sha256="",
-    member_bytes=1_888_771,
 )
 SHAPES = ("circle", "rectangle", "triangle")
 SCENE_SEED, HELD_OUT_SEED = 55_000_000, 56_000_000

@@ -17,31 +17,9 @@ from pathlib import Path
 import torch
 from small_vl_data import EASY_VQA, HELD_OUT_SEED, EasyVqa, painted, scene_asks, scene_of
 from tqdm import tqdm
-from transformers import AutoProcessor, LlavaForConditionalGeneration
 
+from triptych.zoo.llava_reference import LlavaReference
 from triptych.zoo.wheels import fetch_wheel
-
-
-class Stock:
-    """The folder in stock transformers, with nothing of this package."""
-
-    def __init__(self, folder: Path) -> None:
-        self.processor = AutoProcessor.from_pretrained(folder)
-        self.model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-
-    @torch.inference_mode()
-    def answer(self, image, question: str, max_new_tokens: int = 32) -> str:
-        content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
-        inputs = self.processor.apply_chat_template(
-            [{"role": "user", "content": content}],
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-            add_generation_prompt=True,
-        )
-        given = {name: inputs[name] for name in ("input_ids", "attention_mask", "pixel_values")}
-        made = self.model.generate(**given, do_sample=False, max_new_tokens=max_new_tokens)
-        return self.processor.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def held_out(packages: Path, num_easy: int, num_drawn: int):
@@ -81,7 +59,7 @@ def main() -> None:
     parser.add_argument("--wrong", type=int, default=0, help="print this many wrong answers")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    stock, start, kinds, groups = Stock(args.folder), time.time(), [], []
+    stock, start, kinds, groups = LlavaReference(args.folder), time.time(), [], []
     for group, image, question in tqdm(held_out(args.packages, args.easy, args.drawn), total=args.easy + args.drawn):
         given = stock.answer(image, question.text)
         kinds.append((question.kind, given, question.answer))

