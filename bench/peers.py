@@ -42,6 +42,7 @@ class Options:
     takes_pictures: bool = True
     num_threads: int = NUM_THREADS
     dtype: str = "bfloat16"
+    engine: tuple[str, ...] = ()  # further settings of triptych's engine, NAME=VALUE as in its config file
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,14 @@ def triptych(options: Options, log: Path) -> Iterator[Running]:
 
 def _triptych_config(options: Options, port: int) -> str:
     processor = "processor = { do_image_splitting = false }" if options.takes_pictures else ""
+    engine = ", ".join((f'dtype = "{options.dtype}"', f"num_threads = {options.num_threads}", *options.engine))
     return f"""
 [http]
 port = {port}
 [[models]]
 path = {json.dumps(str(options.folder))}
 name = "{MODEL_NAME}"
-engine = {{ dtype = "{options.dtype}", num_threads = {options.num_threads} }}
+engine = {{ {engine} }}
 {processor}
 """
 

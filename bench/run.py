@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,12 @@ def main() -> None:
         args.openvino_env,
         args.openvino_folder,
         dtype=args.dtype,
+        engine=tuple(args.engine),
     )
     suite = Suite(seed=args.seed).quick() if args.quick else Suite(seed=args.seed)
     console = Console(width=160)
-    report: dict[str, Any] = {"about": about(folder, suite, args.dtype), "peers": {}, "start_s": {}, "absent": {}}
+    conditions = about(folder, suite, args.dtype, args.engine)
+    report: dict[str, Any] = {"about": conditions, "peers": {}, "start_s": {}, "absent": {}}
     for peer in args.peers:
         console.print(f"[bold]{peer}[/bold]")
         _measure(peer, options, suite, report, console, quick=args.quick)
@@ -64,6 +67,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=known, default=known)
     parser.add_argument(
         "--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of all peers; float32 without AVX512-BF16"
+    )
+    parser.add_argument(
+        "--engine", nargs="*", default=[], metavar="NAME=VALUE", help="further settings of triptych's engine"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a third of the work: for a look, not for the record")
@@ -101,13 +107,14 @@ def _measure(
             report["peers"][peer] = figures
 
 
-def about(folder: Path, suite: Suite, dtype: str) -> dict[str, Any]:
+def about(folder: Path, suite: Suite, dtype: str, engine: Sequence[str] = ()) -> dict[str, Any]:
     """What was measured and on what; no path, so that results can be shared."""
     config = json.loads((folder / "config.json").read_text())
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "architecture": config.get("architectures"),
         "dtype": dtype,
+        "triptych_engine": list(engine),
         "threads": peers.NUM_THREADS,
         "work": {
             "picture_px": [suite.size_px, suite.size_px],
