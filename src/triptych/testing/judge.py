@@ -168,12 +168,11 @@ def _eroded(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 def _best_shape(cut: npt.NDArray[np.bool_]) -> tuple[str, float]:
     """The shape whose outline overlaps best, in the same box; "blob" where none does, or the box is no shape's."""
     best, likeness = "blob", 0.0
+    one = _square(cut)
     for shape in SHAPES:
-        outline = _outline(shape)
-        aspect = (cut.shape[1] / cut.shape[0]) / (outline.shape[1] / outline.shape[0])
-        if not 0.7 < aspect < 1.45:
+        outline_aspect, other = _outline(shape)
+        if not 0.7 < cut.shape[1] / cut.shape[0] / outline_aspect < 1.45:
             continue
-        one, other = (_square(mask) for mask in (cut, outline))
         overlap = float(np.minimum(one, other).sum() / np.maximum(one, other).sum())
         if overlap > likeness:
             best, likeness = shape, overlap
@@ -186,9 +185,11 @@ def _square(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
 
 
 @cache
-def _outline(shape: str) -> npt.NDArray[np.bool_]:
+def _outline(shape: str) -> tuple[float, npt.NDArray[np.float64]]:
+    """Width over height, and the mask of its own box as a square."""
     image = Image.new("RGB", (101, 101))
     paint_object(image, SceneObject(shape, "white", 50, 50, 45, (255, 255, 255)))
     mask = np.asarray(image)[..., 0] > 127
     rows, columns = np.nonzero(mask)
-    return mask[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    cut = mask[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    return cut.shape[1] / cut.shape[0], _square(cut)
