@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tiny_vl_model import MOST_MENTIONED, SPECIAL_IDS
-from tiny_vl_targets import COLOUR_ID, SHAPE_ID, dense_targets
+from tiny_vl_aims import MENTION, NOUNS, aims, noun_aims
+from tiny_vl_changes import Story, events_of, shifts_of
+from tiny_vl_model import SPECIAL_IDS
+from tiny_vl_targets import COLOUR_ID, MOST_MENTIONED, SHAPE_ID, stack_targets
 from tokenizers import Tokenizer
 
 from triptych.testing.scene_clips import clip_questions, draw_clip, frames_array
 from triptych.testing.scene_pairs import draw_pair, pair_questions
-from triptych.testing.scene_questions import questions
-from triptych.testing.scene_words import ANY_SHAPE, plural
+from triptych.testing.scene_questions import ASKERS, questions
+from triptych.testing.scene_words import ANY_SHAPE
 from triptych.testing.scenes import draw_scene
 
 START, END = SPECIAL_IDS["<|im_start|>"], SPECIAL_IDS["<|im_end|>"]
 VISION_START, VISION_END = SPECIAL_IDS["<|vision_start|>"], SPECIAL_IDS["<|vision_end|>"]
 IMAGE_PAD, VIDEO_PAD = SPECIAL_IDS["<|image_pad|>"], SPECIAL_IDS["<|video_pad|>"]
 SYSTEM = "You are a helpful assistant."
-NOUNS = {plural(name): name for name in (*SHAPE_ID, *ANY_SHAPE)} | {name: name for name in (*SHAPE_ID, *ANY_SHAPE)}
-MENTION = re.compile(
-    rf"\b(?:(small|big) )?(?:({'|'.join(COLOUR_ID)}) )?({'|'.join(sorted(NOUNS, key=len, reverse=True))})\b"
-)
 
 
 @dataclass
@@ -45,8 +42,11 @@ class Batch:
     weights: np.ndarray  # [B, L] loss weight of predicting this token from the one before
     targets: tuple[np.ndarray, ...]
     asked: list[tuple[str, int, int, int]] = field(default_factory=list)  # kind, row, first and last+1 answer token
-    mentions: tuple[np.ndarray, ...] = ()  # row, token; how many are meant; colour, shape [M], place [M, 2] if one is
-    changes: np.ndarray | None = None  # [B, n-1, G] what a later picture of a row has where the first has other things
+    mentions: tuple[np.ndarray, ...] = ()  # row, token; how many; colour, shape [M], place and size [M, 3] if one is
+    aims: tuple[np.ndarray, ...] = ()  # row, token [M]; aim, position in the row [K] of what it may look at
+    noun_aims: tuple[np.ndarray, ...] = ()  # row, token [M]; noun, position [K] of a thing meant; picture's start [M]
+    events: np.ndarray | None = None  # [B, n-1, G] what happened there since the row's first picture
+    shifts: tuple[np.ndarray, ...] = ()  # row, later picture, token [S]; how far what is there has moved [S, 2]
     two_mentions: tuple[np.ndarray, ...] = ()  # row, token; how many are meant in the first scene [M], in the last [M]
 
 
@@ -73,6 +73,9 @@ class Words:
             ]
 
         self.mentions = mentions
+        self.spans = functools.lru_cache(200_000)(
+            lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).offsets)
+        )
 
 
 class Sequence:
@@ -80,7 +83,8 @@ class Sequence:
 
     def __init__(self):
         self.ids, self.positions, self.segments, self.weights = [], [], [], []
-        self.next_position, self.segment, self.asked, self.mentions = 0, 0, [], []
+        self.next_position, self.segment = 0, 0
+        self.asked, self.mentions, self.told, self.visual = [], [], [], []
 
     def text(self, ids, weight: float = 0.0) -> None:
         for token in ids:
@@ -98,6 +102,7 @@ class Sequence:
                 for column in range(gw):
                     self.positions.append((at + step * interval, at + row, at + column))
         count = num_steps * gh * gw
+        self.visual += range(len(self.ids), len(self.ids) + count)
         self.ids += [pad_id] * count
         self.segments += [self.segment] * count
         self.weights += [0.0] * count
@@ -112,6 +117,7 @@ class Sequence:
         self.mention(words, question.text, len(self.ids) + len(before))
         self.text((*before, *words.ids(question.text), *words.answer))
         self.asked.append((question.kind, len(self.ids), len(self.ids) + len(answer)))
+        self.told.append((question, len(self.ids), words.spans(question.answer)))
         self.mention(words, question.answer, len(self.ids))
         self.text(answer, len(answer) ** -0.5)
 
@@ -151,21 +157,21 @@ def build(words: Words, rng: random.Random, asked, visions, budget_tokens: int) 
 
 
 def ground(rows: list[Sequence], scenes) -> tuple[np.ndarray, ...]:
-    """What each mention means in its row's scene: how many; colour, shape and place in the picture where it is one."""
+    """What each mention means in its row's scene: how many; colour, shape, place and size where it is one."""
     found: list[tuple] = []
     for index, (row, scene) in enumerate(zip(rows, scenes, strict=True)):
         for token, size, colour, noun in row.mentions:
             shape = NOUNS[noun]
             meant = scene.matching(colour, None if shape in ANY_SHAPE else shape, size)
             one = meant[0] if len(meant) == 1 else None
-            place = (one.x_px / scene.width_px, one.y_px / scene.height_px) if one else (-1.0, -1.0)
+            short_px = min(scene.width_px, scene.height_px)
+            place = (-1.0, -1.0, -1.0)
+            if one:
+                place = (one.x_px / scene.width_px, one.y_px / scene.height_px, 4 * one.radius_px / short_px)
             ids = (COLOUR_ID[one.colour], SHAPE_ID[one.shape] - 1) if one else (-100, -100)
             found.append((index, token, min(len(meant), MOST_MENTIONED), *ids, *place))
-    table = np.array(found, np.float64).reshape(-1, 7)
+    table = np.array(found, np.float64).reshape(-1, 8)
     return (*(table[:, column].astype(np.int64) for column in range(5)), table[:, 5:].astype(np.float32))
-
-
-SAME, NEW, GONE = range(3)
 
 
 def ground_in_two(rows: list[Sequence], ends) -> tuple[np.ndarray, ...]:
@@ -185,15 +191,8 @@ def ground_in_two(rows: list[Sequence], ends) -> tuple[np.ndarray, ...]:
     return tuple(np.array(found, np.int64).reshape(-1, 4).T)
 
 
-def changes_of(num_rows: int, shape: np.ndarray, colour: np.ndarray) -> np.ndarray:
-    """[B, n-1, G] from dense targets [B*n, G, 4]: whether what has its centre in a token is what it was at first."""
-    shape, colour = (part.reshape(num_rows, -1, *part.shape[1:]) for part in (shape, colour))
-    is_same = ((shape == shape[:, :1]) & (colour == colour[:, :1])).all(-1)[:, 1:]
-    return np.where(is_same, SAME, np.where((shape[:, 1:] > 0).any(-1), NEW, GONE))
-
-
-def stack(kind: str, rows: list[Sequence], frames, targets, scenes=None, ends=()) -> Batch:
-    """`scenes`: one a row. `ends`: of rows with several, the first and the last."""
+def stack(kind: str, rows: list[Sequence], frames, pictures, stories: list[Story] | None = None) -> Batch:
+    """`pictures`: the scenes of each row. `stories`: of rows with several, what happened to what."""
     longest = -(-max(len(row.ids) for row in rows) // 8) * 8
     ids = np.zeros((len(rows), longest), np.int64)
     positions = np.zeros((3, len(rows), longest), np.int64)
@@ -205,14 +204,18 @@ def stack(kind: str, rows: list[Sequence], frames, targets, scenes=None, ends=()
         ids[index, :size], segments[index, :size], weights[index, :size] = row.ids, row.segments, row.weights
         positions[:, index, :size] = np.asarray(row.positions).T
         asked += [(name, index, first, last) for name, first, last in row.asked]
-    mentions = ground(rows, scenes) if scenes else ()
-    changes = changes_of(len(rows), *targets[:2]) if ends else None
-    two_mentions = ground_in_two(rows, ends) if ends else ()
-    return Batch(kind, frames, ids, positions, segments, weights, targets, asked, mentions, changes, two_mentions)
-
-
-def stack_targets(scenes) -> tuple[np.ndarray, ...]:
-    return tuple(np.stack(part) for part in zip(*(dense_targets(scene) for scene in scenes), strict=True))
+    targets = stack_targets([scene for scenes in pictures for scene in scenes])
+    gh, gw = frames.shape[2] // 28, frames.shape[3] // 28
+    batch = Batch(kind, frames, ids, positions, segments, weights, targets, asked)
+    batch.aims = aims(rows, pictures, gh, gw)
+    if stories is None:
+        scenes = [scenes[0] for scenes in pictures]
+        batch.mentions, batch.noun_aims = ground(rows, scenes), noun_aims(rows, scenes, gh, gw)
+    else:
+        batch.two_mentions = ground_in_two(rows, [story.ends for story in stories])
+        batch.events = events_of(stories, *targets[:2], targets[4])
+        batch.shifts = shifts_of(stories, pictures, gh, gw)
+    return batch
 
 
 def still_batch(
@@ -229,40 +232,43 @@ def still_batch(
     rows, scenes = [], []
     for _ in range(num_rows):
         scene = draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice(num_words), faces=faces)
-        asked = questions(scene, rng, budget_tokens // 16, kinds)
+        asked = questions(scene, rng, budget_tokens // (11 if kinds else 16), kinds)
         scenes.append(scene)
         rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)], budget_tokens))
     frames = np.stack([np.asarray(scene.image) for scene in scenes])[:, None]
-    return stack("still", rows, frames, stack_targets(scenes), scenes)
+    return stack("still", rows, frames, [[scene] for scene in scenes])
 
 
 def pair_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, faces=None) -> Batch:
-    rows, scenes = [], []
+    rows, pictures, stories = [], [], []
     for _ in range(num_rows):
         first, second, change = draw_pair(rng, (gw * 28, gh * 28), faces)
         asked = pair_questions(first, second, change, rng, budget_tokens // 20)
-        scenes += [first, second]
+        pictures.append([first, second])
+        stories.append(Story((first, second), change[0] if change else "other"))
         rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)] * 2, budget_tokens))
-    frames = np.stack([np.asarray(scene.image) for scene in scenes])[:, None]
-    ends = list(zip(scenes[::2], scenes[1::2], strict=True))
-    return stack("pair", rows, frames, stack_targets(scenes), ends=ends)
+    frames = np.stack([np.asarray(scene.image) for scenes in pictures for scene in scenes])[:, None]
+    return stack("pair", rows, frames, pictures, stories)
 
 
 def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, num_frames: int) -> Batch:
-    rows, scenes, frames, ends = [], [], [], []
+    rows, pictures, frames, stories = [], [], [], []
     for _ in range(num_rows):
         clip = draw_clip(rng, (gw * 28, gh * 28), num_frames)
         asked = clip_questions(clip, rng, budget_tokens // 20)
-        scenes += clip.scenes[1::2]
-        ends.append((clip.scenes[0], clip.scenes[-1]))
+        pictures.append(clip.scenes[1::2])
+        stories.append(Story((clip.scenes[0], clip.scenes[-1]), clip.event))
         frames.append(frames_array(clip).reshape(num_frames // 2, 2, gh * 28, gw * 28, 3))
         vision = (num_frames // 2, gh, gw, rng.choice((1, 2, 2, 2, 4)), VIDEO_PAD)
         rows.append(build(words, rng, asked, [vision], budget_tokens))
-    return stack("clip", rows, np.concatenate(frames), stack_targets(scenes), ends=ends)
+    return stack("clip", rows, np.concatenate(frames), pictures, stories)
 
 
 FIRST = ("list",) * 4 + ("count", "color", "shape", "exists", "place", "text", "background")
 PLAIN = ("count", "total", "color", "shape", "exists", "place", "background", "size", "list")
+WEAK = ("list", "list", "text", "neighbour", "extreme", "bigger", "biggest", "relation", "count size", "place", "count")
+ALL = (*ASKERS, *WEAK)  # the weak twice
+WRITTEN = (0, 0, 1, 1, 1, 2)
 SMALL = ((3, 3), (3, 4), (4, 3), (4, 4), (4, 4), (4, 5), (5, 4))
 
 
@@ -274,19 +280,22 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
             return still_batch(words, rng, gh, gw, 40, 72, faces, FIRST)
         return still_batch(words, rng, gh, gw, 30, 140, faces, PLAIN, (0, 0, 0, 0, 0, 1))
     draw = rng.random()
-    if draw < 0.22:
+    if draw < 0.25:
         gh, gw = rng.choice(SMALL)
         num_frames = rng.choice((4, 4, 6, 8))
-        return clip_batch(words, rng, gh, gw, max(6, 800 // (gh * gw * num_frames)), 80, num_frames)
+        return clip_batch(words, rng, gh, gw, max(8, 1200 // (gh * gw * num_frames)), 100, num_frames)
     if draw < 0.37:
         gh, gw = rng.choice(SMALL)
-        return pair_batch(words, rng, gh, gw, 180 // (gh * gw), 80, faces)
+        return pair_batch(words, rng, gh, gw, 220 // (gh * gw), 100, faces)
     if step >= 1500 and draw < 0.43:
-        gh, gw = rng.randint(9, 14), rng.randint(9, 14)
-        return still_batch(words, rng, gh, gw, max(2, 400 // (gh * gw)), 200, faces)
+        gh, gw = rng.choice(((9, 14), (9, 14), (12, 30)))
+        gh, gw = rng.randint(9, gh), rng.randint(9, gw)
+        gh, gw = rng.sample((gh, gw), 2)
+        return still_batch(words, rng, gh, gw, max(1, 400 // (gh * gw)), 240, faces, ALL, WRITTEN)
     longest = rng.choice((3, 4, 4, 5, 6) if step < 1500 else (4, 4, 5, 6, 8, 10))
     gh, gw = rng.randint(2 if longest > 4 else 3, longest), rng.randint(2 if longest > 4 else 3, longest)
-    return still_batch(words, rng, gh, gw, min(24, max(4, 340 // (gh * gw))), 110 if gh * gw < 40 else 160, faces)
+    num_rows, budget_tokens = min(24, max(4, 340 // (gh * gw))), 110 if gh * gw < 40 else 160
+    return still_batch(words, rng, gh, gw, num_rows, budget_tokens, faces, ALL, WRITTEN)
 
 
 def held_out(words, seed: int = 10_000_019) -> list[Batch]:

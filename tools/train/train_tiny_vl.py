@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from numerics import autocast
 from safetensors import safe_open
 from tiny_vl_data import IMAGE_PAD, VIDEO_PAD, Words, held_out, next_batch
-from tiny_vl_model import DenseHeads, decode, encode, make_model
+from tiny_vl_heads import DenseHeads
+from tiny_vl_look import aims, noun_aims
+from tiny_vl_model import decode, encode, make_model
 from tiny_vl_optim import RunningMean, choose_threads, make_optimizers
 from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES, class_words
 from tiny_vl_tower import tower_batch
@@ -29,20 +31,20 @@ from tokenizers import Tokenizer
 from triptych.testing.scene_text import FACES
 
 FOLDER = Path(__file__).parents[2] / "src/triptych/zoo/tiny-vl"
-MENTION_WEIGHT = 0.3
+MENTION_WEIGHT, AIM_WEIGHT = 0.4, 0.2
 WORDS = torch.from_numpy(class_words(Tokenizer.from_file(str(FOLDER / "tokenizer.json"))))
 
 
 def feed(queue, seed: int, step: int, faces) -> None:
     words, rng = Words(FOLDER), random.Random(seed)
     while True:
-        queue.put((next_batch(words, rng, step, faces), tower_batch(rng, faces) if step % 4 == 0 else None))
+        queue.put((next_batch(words, rng, step, faces), tower_batch(rng, faces) if step % 2 == 0 else None))
         step += 1
 
 
 def forward(model, batch):
-    """Hidden states [B, L, D], the merged tokens, those of the visual tokens after two layers, all after three, and of
-    these the visual ones [B, n, G, D]."""
+    """Hidden states [B, L, D], the merged tokens, those of the visual tokens after two layers, all after three, of
+    these the visual ones [B, n, G, D], and the aim loss."""
     tokens = encode(model.model.visual, torch.from_numpy(batch.frames))
     ids, segments = torch.from_numpy(batch.ids), torch.from_numpy(batch.segments)
     is_vision = (ids == IMAGE_PAD) | (ids == VIDEO_PAD)
@@ -52,9 +54,12 @@ def forward(model, batch):
     allowed = (segments[:, None, :] == segments[:, :, None]) | (segments[:, None, :] == 0)
     allowed &= torch.ones(length, length, dtype=torch.bool).tril()
     mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -1e4)[:, None]
-    hidden, (early, middle) = decode(model.model.language_model, x, torch.from_numpy(batch.positions), mask)
+    positions = torch.from_numpy(batch.positions)
+    hidden, (early, middle), aimed = decode(
+        model.model.language_model, x, positions, mask, aims=aims(batch), noun_aims=noun_aims(batch)
+    )
     seen = middle[is_vision].view(len(ids), -1, *tokens.shape[1:])
-    return hidden, tokens, early[is_vision].view(*tokens.shape), middle, seen
+    return hidden, tokens, early[is_vision].view(*tokens.shape), middle, seen, aimed
 
 
 def answer_logits(model, hidden, batch):
@@ -68,7 +73,7 @@ def answer_logits(model, hidden, batch):
 def tower_targets(model, heads, tokens, frames, targets):
     """All that is asked of a merged token itself: what has its centre there, which words that is, where it lies."""
     words = heads.word_loss(tokens, model.lm_head.weight, WORDS, *targets[:2])
-    return sum(heads.vision_loss(tokens, *targets)) + 2 * words + 5 * heads.tower_place_loss(tokens, places(frames))
+    return sum(heads.vision_loss(tokens, *targets)) + 2 * words + heads.tower_place_loss(tokens, places(frames))
 
 
 def mentioned(heads, middle, batch):
@@ -79,11 +84,13 @@ def mentioned(heads, middle, batch):
 
 
 def compared(heads, middle, seen, batch):
-    """Of rows with several pictures: what has changed where, and how many things a noun means before and after."""
-    if batch.changes is None:
+    """Of rows with several pictures: what happened where, and how many things a noun means before and after."""
+    if batch.events is None:
         return 0.0
     row, token, first, last = map(torch.from_numpy, batch.two_mentions)
-    loss = heads.change_loss(seen[:, 1:], torch.from_numpy(batch.changes))
+    moved_row, later, at, shift = map(torch.from_numpy, batch.shifts)
+    loss = heads.event_loss(seen[:, 1:], torch.from_numpy(batch.events))
+    loss = loss + 4 * heads.shift_loss(seen[moved_row, later, at], shift)
     return loss + heads.two_mention_loss(middle[row, token], first, last)
 
 
@@ -96,14 +103,15 @@ def places(frames):
 
 def losses(model, heads, batch):
     with autocast():
-        hidden, tokens, early, middle, seen = forward(model, batch)
+        hidden, tokens, early, middle, seen, aimed = forward(model, batch)
         targets = [torch.from_numpy(target) for target in batch.targets]
         dense = tower_targets(model, heads, tokens, batch.frames, targets)
-        place = 10 * heads.place_loss(early, places(batch.frames))
+        gh, gw = batch.frames.shape[2] // 28, batch.frames.shape[3] // 28
+        place = 3 * heads.place_loss(early, places(batch.frames)) + 3 * heads.thing_loss(early, targets[4], gh, gw)
         place = place + MENTION_WEIGHT * (mentioned(heads, middle, batch) + compared(heads, middle, seen, batch))
         logits, labels, weights = answer_logits(model, hidden, batch)
     nll = F.cross_entropy(logits.float(), labels, reduction="none")
-    return (nll * weights).sum() / weights.sum(), dense, place
+    return (nll * weights).sum() / weights.sum(), dense, place, torch.as_tensor(aimed)
 
 
 @torch.no_grad()
@@ -195,19 +203,19 @@ def loop(args, model, heads, optimizers, mean, step, queue) -> None:
     while (left_s := start + 60 * args.minutes - time.time()) > 0:
         if step % 5 == 0:
             torch.set_num_threads(choose_threads(args.threads))
-        rate = args.lr * min(1.0, (step + 1) / 50, left_s / 60 / args.decay_minutes + 0.01)
+        rate = args.lr * min(1.0, (step - first + 1) / 50, left_s / 60 / args.decay_minutes + 0.01)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = rate
         batch, scenes = queue.get()
         if scenes is not None:  # the tower alone once more: the answers' gradient would drown its dense targets
             tower_loss(model, heads, scenes).backward()
             update(model, heads, optimizers)
-        answer, dense, place = losses(model, heads, batch)
-        (answer + 0.5 * dense + place).backward()
+        answer, dense, place, aimed = losses(model, heads, batch)
+        (answer + 0.5 * dense + place + AIM_WEIGHT * aimed).backward()
         update(model, heads, optimizers)
         mean.update(model)
         step += 1
-        seen.append((answer.item(), dense.item(), place.item()))
+        seen.append((answer.item(), dense.item(), place.item(), aimed.item()))
         if step % 25 == 0:
             means = " ".join(f"{value:.4f}" for value in np.mean(seen[-25:], 0))
             print(

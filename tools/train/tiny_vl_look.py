@@ -1,0 +1,69 @@
+"""Attention that is told where to look: what a batch's aims are as tensors, and the loss of a layer's attention.
+
+Each aim of `tiny_vl_aims.py` is a query whose attention should lie on given visual tokens. Nothing of it is left in the
+weights' format: it is a loss on the probabilities that attention computes anyway.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# The attention that is told where to look: by layer, query heads under each of the two key heads.
+AIM_LAYERS, NOUN_LAYER = (3, 4), 2
+AIM_HEADS, COUNT_HEADS = (0, 3), (1, 4)
+
+
+def attention_of(heads, q, k, mask, row, token):
+    """Logarithms of the attention [M, heads, L] that the given queries pay."""
+    with torch.autocast("cpu", enabled=False):
+        scores = q[:, heads].float() @ k[:, heads].float().mT * q.shape[-1] ** -0.5 + mask
+        return scores[row, :, token].log_softmax(-1)
+
+
+def aim_loss(attention, wanted):
+    """Minus the logarithm of the attention's share on what each aim may look at, mean over aims and heads."""
+    return -attention.masked_fill(~wanted[:, None], -1e4).logsumexp(-1).mean()
+
+
+def count_loss(attention, shares):
+    """Cross entropy of attention [M, heads, L] with the shares [M, L] it is to have: equal ones for all that a noun
+    means and for the token before the picture, whose share then tells how many these are."""
+    return -(attention * shares[:, None]).sum(-1).mean()
+
+
+def told(index, q, k, mask, aims, noun_aims):
+    """What the attention of one layer is told. `aims`: row [M], token [M], wanted [M, L] bool. `noun_aims`: row, token,
+    shares [M, L]."""
+    loss = 0.0
+    if aims is not None and index in AIM_LAYERS:
+        row, token, wanted = aims
+        loss = aim_loss(attention_of(AIM_HEADS, q, k, mask, row, token), wanted)
+    if noun_aims is not None and index == NOUN_LAYER:
+        row, token, shares, is_one, wanted = noun_aims
+        loss = count_loss(attention_of(COUNT_HEADS, q, k, mask, row, token), shares)
+        if is_one.any():
+            attention = attention_of(AIM_HEADS, q, k, mask, row[is_one], token[is_one])
+            loss = loss + aim_loss(attention, wanted[is_one])
+    return loss
+
+
+def aims(batch):
+    """Row and token of each aim, and where in its row it may look [M, L]; None where a batch has none."""
+    row, token, aim, at = map(torch.from_numpy, batch.aims)
+    if not len(row):
+        return None
+    wanted = torch.zeros(len(row), batch.ids.shape[1], dtype=torch.bool)
+    wanted[aim, at] = True
+    return row, token, wanted
+
+
+def noun_aims(batch):
+    """Row and token of each noun, the attention it is to pay [M, L], whether it means one thing, and where [M, L]."""
+    if not batch.noun_aims or not len(batch.noun_aims[0]):
+        return None
+    row, token, noun, at, start = map(torch.from_numpy, batch.noun_aims)
+    shares = torch.zeros(len(row), batch.ids.shape[1])
+    shares.index_put_((noun, at), torch.ones(len(noun)), accumulate=True)
+    wanted, is_one = shares > 0, shares.sum(-1) == 1
+    shares[torch.arange(len(row)), start] = 1.0
+    return row, token, shares / shares.sum(-1, keepdim=True), is_one, wanted
