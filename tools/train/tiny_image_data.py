@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from numerics import autocast
+from tiny_image_places import NUM_FIELDS, TOKEN_PX, lay_out_by, noise_with
 
-from triptych.testing.prompts import Prompt, invent_prompt, lay_out, say
+from triptych.testing.prompts import Prompt, invent_prompt, say
 from triptych.testing.scene_paint import COLOURS, SHAPES
 from triptych.testing.scenes import Scene
 
-TOKEN_PX = 8
 DROPPED = 0.1  # of the prompts, so that guidance has its other branch
 _COLOURS, _SHAPES = list(COLOURS), list(SHAPES)
 
@@ -32,6 +32,7 @@ class Batch:
     texts: list[str]
     prompts: list[Prompt | None]  # what the texts say; None where the text was dropped
     latents: torch.Tensor  # [B, C, h, w] float32
+    noise: torch.Tensor  # [B, C, h, w] float32, that the latents are to come of
     colours: torch.Tensor  # [B, h * w] int64, 0 is the background
     shapes: torch.Tensor  # [B, h * w] int64
 
@@ -41,8 +42,9 @@ class Bucket:
 
     def __init__(self, paths: list[Path], max_objects: int) -> None:
         loaded = [np.load(path, allow_pickle=False) for path in paths]
-        self.latents, self.colours, self.shapes, seeds = (
-            np.concatenate([arrays[name] for arrays in loaded]) for name in ("latents", "colours", "shapes", "seeds")
+        self.latents, self.fields, self.colours, self.shapes, seeds = (
+            np.concatenate([arrays[name] for arrays in loaded])
+            for name in ("latents", "fields", "colours", "shapes", "seeds")
         )
         self.prompts = [prompt_of(int(seed)) for seed in seeds]
         self.usable = [index for index, prompt in enumerate(self.prompts) if prompt.num_objects <= max_objects]
@@ -54,10 +56,11 @@ class Bucket:
         chosen = [rng.choice(self.usable) for _ in range(num)]
         prompts = [None if rng.random() < DROPPED else self.prompts[index] for index in chosen]
         texts = [say(prompt, rng) if prompt else "" for prompt in prompts]
-        latents, colours, shapes = (
-            torch.from_numpy(array[chosen]) for array in (self.latents, self.colours, self.shapes)
+        latents, fields, colours, shapes = (
+            torch.from_numpy(array[chosen]) for array in (self.latents, self.fields, self.colours, self.shapes)
         )
-        return Batch(texts, prompts, latents.float(), colours.long(), shapes.long())
+        noise = noise_with(fields.float(), latents.shape[1])
+        return Batch(texts, prompts, latents.float(), noise, colours.long(), shapes.long())
 
 
 def load_buckets(folder: Path, max_objects: int, max_px: int) -> dict[tuple[int, int], Bucket]:
@@ -87,12 +90,14 @@ def label_maps(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_scenes(first_seed: int, size_px: tuple[int, int], num: int):
-    """(seed, scene) of training prompts for which there is room."""
+    """(seed, scene, fields of the noise that is to become it) of training prompts for which there is room."""
     seed = first_seed
     while num:
         seed += 1
+        generator = np.random.default_rng(seed)
+        fields = generator.standard_normal((NUM_FIELDS, size_px[1] // TOKEN_PX, size_px[0] // TOKEN_PX))
         try:
-            yield seed, lay_out(random.Random(seed + 1), prompt_of(seed), size_px)
+            yield seed, lay_out_by(fields, prompt_of(seed)), fields.astype(np.float16)
         except ValueError:
             continue
         num -= 1
@@ -100,9 +105,10 @@ def draw_scenes(first_seed: int, size_px: tuple[int, int], num: int):
 
 @torch.inference_mode()
 def make(vae: AutoencoderKL, first_seed: int, size_px: tuple[int, int], num: int) -> dict[str, np.ndarray]:
-    latents, maps, seeds, pictures = [], [], [], []
-    for seed, scene in draw_scenes(first_seed, size_px, num):
+    latents, maps, seeds, noises, pictures = [], [], [], [], []
+    for seed, scene, fields in draw_scenes(first_seed, size_px, num):
         seeds.append(seed)
+        noises.append(fields)
         maps.append(label_maps(scene))
         pictures.append(np.asarray(scene.image))
         if len(pictures) == 32 or len(seeds) == num:
@@ -111,7 +117,8 @@ def make(vae: AutoencoderKL, first_seed: int, size_px: tuple[int, int], num: int
                 latents.append(vae.encode(pixels).latent_dist.mean.half().numpy())
             pictures.clear()
     colours, shapes = (np.stack(arrays) for arrays in zip(*maps, strict=True))
-    return dict(latents=np.concatenate(latents), colours=colours, shapes=shapes, seeds=np.array(seeds))
+    arrays = dict(colours=colours, shapes=shapes, fields=np.stack(noises), seeds=np.array(seeds))
+    return arrays | dict(latents=np.concatenate(latents))
 
 
 def main() -> None:

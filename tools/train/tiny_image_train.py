@@ -109,7 +109,7 @@ def noise_levels(num: int) -> torch.Tensor:
 def losses(model: Model, tokenizer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Error of the velocity; that of the guess of what will be where, surer where there is less noise; of the words."""
     tokens = tokenizer(batch.texts, padding=True, return_tensors="pt")
-    clean, noise = batch.latents, torch.randn_like(batch.latents)
+    clean, noise = batch.latents, batch.noise
     level = noise_levels(len(clean))
     noisy = torch.lerp(clean, noise, level[:, None, None, None]).to(PASS_DTYPE)
     hidden = model.read(tokens.input_ids, tokens.attention_mask)
@@ -131,20 +131,28 @@ def word_loss(model: Model, tokenizer, rng: random.Random) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def sample(model: Model, tokenizer, texts: list[str], size_px: tuple[int, int], seed: int) -> torch.Tensor:
-    """Latents [B, C, h, w] as the stock pipeline draws them."""
-    tokens = tokenizer(texts + [""] * len(texts), padding=True, return_tensors="pt")
+def sample(
+    model: Model,
+    tokenizer,
+    texts: list[str],
+    noise: torch.Tensor,
+    num_steps: int = NUM_STEPS,
+    guidance: float = GUIDANCE,
+) -> torch.Tensor:
+    """Latents [B, C, h, w] as the stock pipeline draws them from that noise; guidance 1 asks no empty prompt."""
+    guided = guidance != 1
+    tokens = tokenizer(texts + [""] * len(texts) * guided, padding=True, return_tensors="pt")
     text, bias = model.encode(tokens.input_ids, tokens.attention_mask)
     scheduler = make_scheduler()
-    scheduler.set_timesteps(NUM_STEPS)
-    channels = model.denoiser.config.in_channels
-    shape = (len(texts), channels, size_px[1] // 8, size_px[0] // 8)
-    latents = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    scheduler.set_timesteps(num_steps)
+    latents = noise
     for timestep in scheduler.timesteps:
-        both = torch.cat([latents, latents]).to(PASS_DTYPE)
-        velocity, _ = model(both, timestep.expand(len(both)).to(PASS_DTYPE), text, bias)
-        asked, empty = velocity.float().chunk(2)
-        latents = scheduler.step(empty + GUIDANCE * (asked - empty), timestep, latents).prev_sample
+        rows = (torch.cat([latents, latents]) if guided else latents).to(PASS_DTYPE)
+        velocity = model(rows, timestep.expand(len(rows)).to(PASS_DTYPE), text, bias)[0].float()
+        if guided:
+            asked, empty = velocity.chunk(2)
+            velocity = empty + guidance * (asked - empty)
+        latents = scheduler.step(velocity, timestep, latents).prev_sample
     return latents
 
 
@@ -160,7 +168,8 @@ def judge(model: Model, tokenizer, vae: AutoencoderKL, max_objects: int) -> str:
     rng = random.Random(77)
     invented = (invent_prompt(rng, held_out=True) for _ in range(100 * NUM_JUDGED))
     prompts = [prompt for prompt in invented if prompt.num_objects <= max_objects][:NUM_JUDGED]
-    pictures = pixels_of(vae, sample(model, tokenizer, [str(prompt) for prompt in prompts], (64, 64), 7))
+    noise = torch.randn((len(prompts), vae.config.latent_channels, 8, 8), generator=torch.Generator().manual_seed(7))
+    pictures = pixels_of(vae, sample(model, tokenizer, [str(prompt) for prompt in prompts], noise))
     verdicts = [verdict(prompt, look(picture)) for prompt, picture in zip(prompts, pictures, strict=True)]
     aspects = ("is_right", "counts", "colours", "shapes", "background", "relation")
     return ", ".join(f"{name} {np.mean([getattr(v, name) for v in verdicts]):.2f}" for name in aspects)

@@ -121,8 +121,7 @@ def _invent_group(rng: random.Random, colours: list[str]) -> Group:
 def lay_out(rng: random.Random, prompt: Prompt, size_px: tuple[int, int]) -> Scene:
     """A painted scene that shows the prompt: nothing touches, nothing else is there. `size_px` is width and height."""
     width_px, height_px = size_px
-    short_px, long_px = sorted(size_px)
-    most = min(0.24 * short_px, 0.36 * math.sqrt(short_px * min(long_px, 1.5 * short_px) / (prompt.num_objects + 1)))
+    most = largest_radius_px(prompt.num_objects, size_px)
     for attempt in range(40):
         radius_px = most * rng.uniform(0.72, 1.0) * 0.97**attempt
         places = _places(rng, prompt, size_px, radius_px)
@@ -137,6 +136,12 @@ def lay_out(rng: random.Random, prompt: Prompt, size_px: tuple[int, int]) -> Sce
     )
     rgb = (255, 255, 255) if prompt.background == "white" else colour_rgb(prompt.background)
     return paint(Scene(width_px, height_px, prompt.background, objects, background_rgb=rgb))
+
+
+def largest_radius_px(num_objects: int, size_px: tuple[int, int]) -> float:
+    """At which so many things find room in most pictures of that width and height."""
+    short_px, long_px = sorted(size_px)
+    return min(0.24 * short_px, 0.36 * math.sqrt(short_px * min(long_px, 1.5 * short_px) / (num_objects + 1)))
 
 
 def _places(
