@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,6 +23,7 @@ from PIL import Image
 
 from tests.http.tiny_folder import make_tiny_text
 from triptych import launch
+from triptych.cluster.generate_process import GenerateProcess
 from triptych.core.config import Config, EngineConfig, GenerateConfig, HttpConfig, ModelConfig, Tier
 from triptych.generate.build import build_engine
 
@@ -156,12 +158,40 @@ def test_a_killed_process_takes_its_pictures_with_it_and_nothing_else(http: http
         assert "error" in events[-1]
     assert "engine of pictures does not answer" in not_ready.text
     assert (turned_away.status_code, turned_away.json()["error"]["message"]) == (503, "the engine is starting again")
+    assert int(turned_away.headers["retry-after"]) > 1  # as long as loading took the last time
     wait_for(lambda: http.get("/ready").status_code == 200, 120)
     assert np.array_equal(pixels(http.post("/v1/images/generations", json=SHORT)), before)
     metrics = http.get("/metrics").text
     assert 'triptych_engine_restarts_total{model="pictures"} 1.0' in metrics
     assert 'triptych_engine_restarts_total{model="tiny-text"} 0.0' in metrics
     assert child("engine_main") == answering
+
+
+def test_stopping_while_it_loads_waits_for_nothing(toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    begun: list[asyncio.subprocess.Process] = []
+    spawn = asyncio.create_subprocess_exec
+
+    async def start_and_stop() -> None:
+        spawned = asyncio.Event()
+
+        async def spawning(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+            begun.append(await spawn(*args, **options))
+            spawned.set()
+            return begun[0]
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", spawning)
+        starting = asyncio.create_task(
+            GenerateProcess(ModelConfig(path=str(toys.folder("stable_diffusion_3")))).start()
+        )
+        await spawned.wait()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+    asyncio.run(start_and_stop())
+
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_models_load_side_by_side_and_are_measured_one_after_the_other(

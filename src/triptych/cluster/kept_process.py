@@ -55,6 +55,7 @@ class KeptProcess(Generic[H]):
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._folder: Path | None = None
+        self._loading_s = 1.0  # how long it took the last time
         self.num_restarts = 0
 
     def _connect(self, address: str) -> tuple[H, Sequence[int]]:
@@ -93,20 +94,22 @@ class KeptProcess(Generic[H]):
 
     def _running(self) -> H:
         if self._engine is None:
-            raise Overloaded("the engine is starting again")
+            raise Overloaded("the engine is starting again", retry_after_s=self._loading_s)
         return self._engine
 
     async def _launch(self) -> None:
         assert self._folder is not None
         address = f"ipc://{self._folder}/engine-{self.num_restarts}"
         engine, fds = self._connect(address)
+        started_s = asyncio.get_running_loop().time()
         try:
             await self._load(engine, address, fds)
         except BaseException:
             engine.lost("the engine did not come up")
             await engine.close()
-            await self._end_process()
+            await self._end_process(grace_s=0)  # it has nothing yet that it could lose
             raise
+        self._loading_s = max(1.0, asyncio.get_running_loop().time() - started_s)
         self._engine = engine
 
     async def _load(self, engine: H, address: str, fds: Sequence[int]) -> None:
@@ -151,14 +154,14 @@ class KeptProcess(Generic[H]):
             except Exception as error:  # logged, and tried again: the next request hears Overloaded
                 LOGGER.error("engine of %s did not come up: %s", self._config.path, error)
 
-    async def _end_process(self) -> None:
+    async def _end_process(self, grace_s: float = STOP_TIMEOUT_S) -> None:
         process, self._process = self._process, None
         if process is None:
             return
         if process.stdin is not None:
             process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+            await asyncio.wait_for(process.wait(), grace_s)
         except TimeoutError:
             process.kill()
             await process.wait()
