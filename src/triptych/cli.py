@@ -196,14 +196,32 @@ def _case_options(command: Any) -> Any:
 @click.argument("model")
 @click.option("--cache", "caches", type=click.Choice(["first-block", "teacache"]), multiple=True, help="[both]")
 @click.option("--default", type=click.Choice(["first-block", "teacache"]), help="Use it where a request names none.")
+@click.option("--threshold", "thresholds", type=float, multiple=True, help="May be repeated.  [eight of each cache]")
+@click.option("--order", "orders", type=click.IntRange(0, 1), multiple=True, help="Try this one only.  [both]")
+@click.option(
+    "--warm-up",
+    "warm_up_shares",
+    type=click.FloatRange(0, 1, max_open=True),
+    multiple=True,
+    help="Share of the steps, at the beginning, that always compute; may be repeated.  [0, 0.25 and 0.4]",
+)
 @_case_options
-def calibrate(model: str, caches: tuple[str, ...], default: str | None, judge: str, **cases: Any) -> None:
+def calibrate(
+    model: str,
+    caches: tuple[str, ...],
+    default: str | None,
+    thresholds: tuple[float, ...],
+    orders: tuple[int, ...],
+    warm_up_shares: tuple[float, ...],
+    judge: str,
+    **cases: Any,
+) -> None:
     """Find the step-cache settings of MODEL, a diffusers folder, that pass the quality gate, and write them beside it.
 
     A cache stays off where none passes. The file holds the table of everything that was tried.
     """
     from triptych.generate.cache_setting import STEP_CACHES
-    from triptych.generate.calibrate import FILE_NAME, calibrate_folder
+    from triptych.generate.calibrate import FILE_NAME, ORDERS, WARM_UP_SHARES, Ladder, calibrate_folder
     from triptych.generate.quality_table import by_edit, by_setting
     from triptych.launch import diffusion_folder
 
@@ -214,6 +232,7 @@ def calibrate(model: str, caches: tuple[str, ...], default: str | None, judge: s
             folder,
             grid,
             caches=caches or STEP_CACHES,
+            ladder=Ladder(thresholds, orders or ORDERS, warm_up_shares or WARM_UP_SHARES),
             judge=judged,
             default=default,
             on_case=lambda setting, case: status.update(f"{setting}: {case.group}"),

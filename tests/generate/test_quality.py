@@ -362,6 +362,22 @@ def test_the_verbs_calibrate_and_quality(toys: Toys, tmp_path: Path):
         assert sheet.width > TEXT_PX
 
 
+def test_calibrate_tries_the_steps_of_the_ladder_that_are_named(toys: Toys, tmp_path: Path):
+    """Thresholds from below, and only the order and the warm-ups that were asked for."""
+    folder = shutil.copytree(toys.folder("pixart"), tmp_path / "pixart")
+    named = ["--threshold", "0.3", "--threshold", "0.1", "--order", "1", "--warm-up", "0.5", "--warm-up", "0.25"]
+    found = CliRunner().invoke(
+        main, ["calibrate", str(folder), "--cache", "first-block", *named, *CASES, "--seeds", "16"]
+    )
+    trials = json.loads((Path(folder) / FILE_NAME).read_text())["caches"]["first-block"]["trials"]
+    tried = [trial["setting"] for trial in trials]
+
+    assert found.exit_code == 0, found.output
+    assert [(one["warm_up_share"], one["order"], one["threshold"]) for one in tried] == [
+        (0.5, 1, 0.1), (0.5, 1, 0.3), (0.25, 1, 0.1), (0.25, 1, 0.3),
+    ]  # fmt: skip
+
+
 def test_quality_refuses_a_setting_outside_the_gate(toys: Toys, monkeypatch: pytest.MonkeyPatch):
     """A setting that fails is refused as default and the exit code says so; judged cases show the task score."""
     monkeypatch.setattr(quality, "MIN_SSIM", 1.1)

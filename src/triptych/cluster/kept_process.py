@@ -4,6 +4,7 @@ business of its handle; see `EngineProcess` and `GenerateProcess`."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -160,10 +161,13 @@ class KeptProcess(Generic[H]):
             return
         if process.stdin is not None:
             process.stdin.close()
+        if process.returncode is not None:
+            return
         try:
             await asyncio.wait_for(process.wait(), grace_s)
         except TimeoutError:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                process.kill()
             await process.wait()
 
 

@@ -7,7 +7,7 @@ the file says so, which `calibrate` does on request and for a setting inside the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +34,30 @@ ORDERS = (0, 1)
 WARM_UP_SHARES = (0.0, 0.25, 0.4)
 MIN_CASES = 16  # the worst of fewer says little of the next picture
 MIN_HIT_RATE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Which settings are tried: every combination, thresholds from below. No thresholds: each cache's own."""
+
+    thresholds: Sequence[float] = ()
+    orders: Sequence[int] = ORDERS
+    warm_up_shares: Sequence[float] = WARM_UP_SHARES
+
+    def settings(self, caches: Sequence[str], fit: TeaFit | None) -> list[CacheSetting]:
+        return [
+            CacheSetting(
+                cache=name,
+                threshold=threshold,
+                order=order,
+                warm_up_share=warm_up_share,
+                coefficients=fit.coefficients if name == TEACACHE and fit is not None else (),
+            )
+            for name in caches
+            for order in self.orders
+            for warm_up_share in self.warm_up_shares
+            for threshold in sorted(self.thresholds or THRESHOLDS[name])
+        ]
 
 
 class CacheCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,19 +89,20 @@ def calibrate(
     edits: Sequence[GenerateRequest] = (),
     caches: Sequence[str] = STEP_CACHES,
     settings: Sequence[CacheSetting] | None = None,
+    ladder: Ladder | None = None,
     judge: Judge | None = None,
     default: str | None = None,
     fingerprint: str = "",
     on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
 ) -> Calibration:
-    """Try `settings` (by default a ladder of thresholds, with both orders and several warm-ups) and take the one that
+    """Try `settings` (by default those of `ladder`) and take the one that
     skips most inside the gate on `requests`; it is drawn once more in turn with no cache, for its speedup, and then on
     `edits`, which it is for where they pass too. Raises UnsupportedMedia for a kind without a block list,
     InvalidRequest when `default` did not pass."""
     if not kind.blocks:
         raise UnsupportedMedia(f"{type(kind.pipeline).__name__} has no list of blocks to skip")
     fit = fit_teacache(kind, requests) if TEACACHE in caches and settings is None else None
-    tried = list(settings) if settings is not None else _ladder(caches, fit)
+    tried = list(settings) if settings is not None else (ladder or Ladder()).settings(caches, fit)
     reports = evaluate(
         kind,
         requests,
@@ -100,22 +125,6 @@ def calibrate(
     return Calibration(
         architecture=type(kind.pipeline).__name__, fingerprint=fingerprint, caches=found, default=default
     )
-
-
-def _ladder(caches: Sequence[str], fit: TeaFit | None) -> list[CacheSetting]:
-    return [
-        CacheSetting(
-            cache=name,
-            threshold=threshold,
-            order=order,
-            warm_up_share=warm_up_share,
-            coefficients=fit.coefficients if name == TEACACHE and fit is not None else (),
-        )
-        for name in caches
-        for order in ORDERS
-        for warm_up_share in WARM_UP_SHARES
-        for threshold in THRESHOLDS[name]
-    ]
 
 
 def _choose(name: str, reports: Sequence[Report], fit: TeaFit | None) -> CacheCalibration:
@@ -185,6 +194,7 @@ def calibrate_folder(
     grid: Grid | None = None,
     *,
     caches: Sequence[str] = STEP_CACHES,
+    ladder: Ladder | None = None,
     judge: Judge | None = None,
     default: str | None = None,
     on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
@@ -204,6 +214,7 @@ def calibrate_folder(
         requests,
         edits=edits_of(kind, grid or Grid()),
         caches=caches,
+        ladder=ladder,
         judge=judge,
         default=default,
         fingerprint=model_fingerprint(folder),
