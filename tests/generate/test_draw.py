@@ -105,7 +105,7 @@ def test_the_verb_draws_with_previews_and_refuses_an_uncalibrated_cache(toys: To
     assert "seed 1" in done.output
     assert pixels_of(out).shape == (32, 32, 3)
     assert refused.exit_code == 1
-    assert "this model was not calibrated" in refused.output
+    assert "it was not calibrated" in refused.output
 
 
 def test_the_verb_edits_a_picture(toys: Toys, tmp_path: Path):

@@ -117,7 +117,7 @@ class Kind(ABC):
     def _cache_reason(self, name: str) -> str:
         if not self.blocks:
             return f"{type(self.pipeline).__name__} has no list of blocks to skip"
-        return self.step_cache_reasons.get(name, "this model was not calibrated: `triptych calibrate MODEL`")
+        return self.step_cache_reasons.get(name, "it was not calibrated: `triptych calibrate MODEL`")
 
     def modulated_input(self, block: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """What the first block's attention sees, [B, ...]: its normalised input, scaled and shifted by the timestep.
