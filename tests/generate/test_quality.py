@@ -21,7 +21,7 @@ from triptych.generate import quality
 from triptych.generate.branch_cache import new_caches
 from triptych.generate.build import build_engine
 from triptych.generate.cache_setting import FIRST_BLOCK, STEP_CACHES, TEACACHE, CacheSetting
-from triptych.generate.calibrate import FILE_NAME, calibrate, edits_of, save_calibration
+from triptych.generate.calibrate import FILE_NAME, Ladder, calibrate, edits_of, save_calibration
 from triptych.generate.contact_sheet import TEXT_PX, ContactSheet
 from triptych.generate.edit_cases import edit_fields
 from triptych.generate.evaluate import Case, Grid, Report, draw_one, evaluate, requests_of, summarise
@@ -94,6 +94,9 @@ def test_flicker_is_what_was_added():
     assert compare(blinking, still).flicker == pytest.approx(8.0)
 
 
+GREEDY: dict[str, Any] = dict(caches=[FIRST_BLOCK], ladder=Ladder((1e9,), (0,), (0.0,)))  # skips what it may
+
+
 def settings_of(*thresholds: float, cache: str = FIRST_BLOCK) -> list[CacheSetting]:
     return [CacheSetting(cache=cache, threshold=threshold) for threshold in thresholds]
 
@@ -151,7 +154,7 @@ def test_a_cache_is_on_for_the_edits_it_was_calibrated_for(toys: Toys, tmp_path:
             kind,
             cases,
             edits=edits,
-            settings=settings_of(1e9),
+            **GREEDY,
             fingerprint=model_fingerprint(folder),
             default=FIRST_BLOCK,
         )
@@ -198,7 +201,7 @@ def test_a_calibration_of_other_weights_is_not_used(toys: Toys, tmp_path: Path):
     """Weights or a scheduler that changed after the calibration switch the caches off, with the reason."""
     folder = Path(shutil.copytree(toys.folder("pixart"), tmp_path / "pixart"))
     kind = load_kind(folder, name="pixart")
-    found = calibrate(kind, [request_of(num_steps=8)], settings=settings_of(1e9), fingerprint=model_fingerprint(folder))
+    found = calibrate(kind, [request_of(num_steps=8)], **GREEDY, fingerprint=model_fingerprint(folder))
     save_calibration(folder, found)
     scheduler = folder / "scheduler" / "scheduler_config.json"
     before = build_engine(folder, name="pixart").traits
@@ -215,14 +218,14 @@ def test_without_a_passing_threshold_the_cache_stays_off(toys: Toys, tmp_path: P
     monkeypatch.setattr(quality, "MIN_PSNR_DB", 101.0)
     folder = Path(shutil.copytree(toys.folder("stable_diffusion_3"), tmp_path / "sd3"))
     kind, cases = load_kind(folder, name="sd3"), [request_of(num_steps=12, guidance_scale=9.0)]
-    found = calibrate(kind, cases, settings=settings_of(1e9), fingerprint=model_fingerprint(folder))
+    found = calibrate(kind, cases, **GREEDY, fingerprint=model_fingerprint(folder))
     save_calibration(folder, found)
     traits = build_engine(folder, name="sd3").traits
 
     assert (found.caches[FIRST_BLOCK].setting, traits.step_caches) == (None, ())
     assert "no calibration passed the quality gate: PSNR" in traits.step_cache_reasons[FIRST_BLOCK]
     with pytest.raises(InvalidRequest, match="'first-block' is refused as default: no calibration passed"):
-        calibrate(kind, cases, settings=settings_of(1e9), default=FIRST_BLOCK)
+        calibrate(kind, cases, **GREEDY, default=FIRST_BLOCK)
 
 
 def test_kinds_without_blocks_and_bad_files_say_so(toys: Toys, tmp_path: Path):

@@ -18,18 +18,10 @@ NOUNS = {plural(name): name for name in (*SHAPE_ID, *ANY_SHAPE)} | {name: name f
 NOUN_PATTERN = "|".join(sorted(NOUNS, key=len, reverse=True))
 MENTION = re.compile(rf"\b(?:(small|big) )?(?:({'|'.join(COLOUR_ID)}) )?({NOUN_PATTERN})\b")
 JSON_MENTION = re.compile(rf'"color": "(?P<size>)({"|".join(COLOUR_ID)})", "shape": "({NOUN_PATTERN})')
-NAMING_KINDS = {"list", "describe", "extreme", "neighbor", "bigger", "biggest", "clip event", "clip mover"} | {
-    "list json",
-    "extreme json",
-    "pair difference",
-}
+NAMING_KINDS = {"list", "list json", "describe", "extreme", "extreme json", "neighbor", "bigger", "biggest"}
+NAMING_KINDS |= {"clip event", "clip mover", "pair difference"}
 TO_THE_END = {"clip event", "pair difference"}  # what happens to a thing is to be seen where the thing is
-ABOUT_ONE = {
-    "place",
-    "size",
-    "clip direction",
-    "clip color",
-}  # the answer is about the one thing that the question names
+ABOUT_ONE = {"place", "size", "clip direction", "clip color"}  # of the one thing that the question names
 
 
 def aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
@@ -74,22 +66,21 @@ def targets(question, scenes):
     elif question.kind in ABOUT_ONE:
         mention = MENTION.search(question.text)
         things = mention and meant(scenes, *mention.groups())
-        if things and all(scene.count(*kind(mention)) <= 1 for scene in scenes):
+        if things and all(scene.count(mention[2], shape_of(mention[3])) <= 1 for scene in scenes):
             found.append((0, len(question.answer), things))
     return found
 
 
-def kind(mention) -> tuple[str | None, str | None]:
-    _, colour, noun = mention.groups()
-    return colour, None if NOUNS[noun] in ANY_SHAPE else NOUNS[noun]
+def shape_of(noun) -> str | None:
+    """None for a noun that stands for any shape."""
+    return None if NOUNS[noun] in ANY_SHAPE else NOUNS[noun]
 
 
 def meant(scenes, size, colour, noun):
-    shape = None if NOUNS[noun] in ANY_SHAPE else NOUNS[noun]
     return [
         (picture, thing.centre_px)
         for picture, scene in enumerate(scenes)
-        for thing in scene.matching(colour, shape, size or None)
+        for thing in scene.matching(colour, shape_of(noun), size or None)
     ]
 
 

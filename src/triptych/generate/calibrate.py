@@ -88,25 +88,22 @@ def calibrate(
     *,
     edits: Sequence[GenerateRequest] = (),
     caches: Sequence[str] = STEP_CACHES,
-    settings: Sequence[CacheSetting] | None = None,
     ladder: Ladder | None = None,
     judge: Judge | None = None,
     default: str | None = None,
     fingerprint: str = "",
     on_case: Callable[[CacheSetting, Case], None] = lambda setting, case: None,
 ) -> Calibration:
-    """Try `settings` (by default those of `ladder`) and take the one that
-    skips most inside the gate on `requests`; it is drawn once more in turn with no cache, for its speedup, and then on
-    `edits`, which it is for where they pass too. Raises UnsupportedMedia for a kind without a block list,
-    InvalidRequest when `default` did not pass."""
+    """Try the settings of `ladder` and take the one that skips most inside the gate on `requests`; it is drawn once
+    more in turn with no cache, for its speedup, and then on `edits`, which it is for where they pass too. Raises
+    UnsupportedMedia for a kind without a block list, InvalidRequest when `default` did not pass."""
     if not kind.blocks:
         raise UnsupportedMedia(f"{type(kind.pipeline).__name__} has no list of blocks to skip")
-    fit = fit_teacache(kind, requests) if TEACACHE in caches and settings is None else None
-    tried = list(settings) if settings is not None else (ladder or Ladder()).settings(caches, fit)
+    fit = fit_teacache(kind, requests) if TEACACHE in caches else None
     reports = evaluate(
         kind,
         requests,
-        tried,
+        (ladder or Ladder()).settings(caches, fit),
         judge=judge,
         drops_failing=True,
         on_case=lambda setting, case, plain, cached: on_case(setting, case),
@@ -114,11 +111,10 @@ def calibrate(
     found = {}
     for name in caches:
         mine = [report for report in reports if report.setting.cache == name]
-        if mine:
-            chosen = _timed(kind, requests, _choose(name, mine, fit), judge)
-            min_steps = min(request.num_steps for request in requests)
-            edited = _edited(kind, edits, chosen.setting)
-            found[name] = msgspec.structs.replace(chosen, edits=edited, min_steps=min_steps)
+        chosen = _timed(kind, requests, _choose(name, mine, fit), judge)
+        min_steps = min(request.num_steps for request in requests)
+        edited = _edited(kind, edits, chosen.setting)
+        found[name] = msgspec.structs.replace(chosen, edits=edited, min_steps=min_steps)
     if default is not None and (default not in found or found[default].setting is None):
         reason = found[default].reason if default in found else f"it was not calibrated, only {', '.join(found)}"
         raise InvalidRequest(f"{default!r} is refused as default: {reason}")
