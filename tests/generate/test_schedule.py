@@ -212,6 +212,18 @@ def test_a_shape_never_run_borrows_from_its_neighbour():
     assert sizer.max_branches("large", 64) == 2
 
 
+def test_a_way_that_is_hopeless_for_one_branch_is_not_tried_for_two():
+    """Half as slow again as the best of the rung below is too slow; less, or not measured there, is not."""
+    shared, halved, single = ways_of(2)
+    sizer = BatchSizer(ways=ways_of(2), max_branches=4)
+    for way, step_ms in ((shared, 16.0), (single, 10.0)):
+        sizer.observe("one", 1, 64, way, step_ms)
+        sizer.observe("other", 1, 64, way, min(step_ms, 14.0))
+
+    assert [sizer.is_worth_trying("one", 2, way) for way in (shared, halved, single)] == [False, True, True]
+    assert [sizer.is_worth_trying("other", 2, way) for way in (shared, halved, single)] == [True, True, True]
+
+
 def test_a_busy_moment_does_not_shut_a_way_for_ever():
     """A way that looked slow once is tried again after some hundred steps."""
     slow, fast = Way(1, 2), Way(2, 1)
