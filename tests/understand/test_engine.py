@@ -14,6 +14,7 @@ from triptych.core.events import FinishReason
 from triptych.core.prepared import Span
 from triptych.testing.toy_model import ToyModel, toy_item
 from triptych.understand.engine import InProcessEngine
+from triptych.understand.pace import Pace
 
 
 def workload():
@@ -113,11 +114,11 @@ async def test_leaving_the_stream_cancels():
     assert (len(tokens), final.reason) == (6, FinishReason.LENGTH)
 
 
-async def test_decode_goes_on_while_a_picture_is_encoded():
-    """The encoder gives way at layer edges: a text stream gets many tokens during one long encode (F9)."""
-    model = ToyModel(num_tower_layers=40)
+async def tokens_during_an_encode(num_layers: int, max_decode_stall_ms: float) -> int:
+    """What a text stream gets while a tower of that many layers, 10 ms each, encodes a picture."""
+    model = ToyModel(num_tower_layers=num_layers)
     model.toy_tower.layer_delay_s = 0.01
-    config = msgspec.structs.replace(SMALL, max_decode_stall_ms=20.0)
+    config = msgspec.structs.replace(SMALL, max_decode_stall_ms=max_decode_stall_ms)
     engine = InProcessEngine(model, config, load_tokenizer=no_tokenizer)
     await engine.start()
     order = []
@@ -134,9 +135,29 @@ async def test_decode_goes_on_while_a_picture_is_encoded():
     picture = asyncio.create_task(follow(request_of("picture", [1, toy_item(b"slow", 8), 2], max_tokens=1)))
     await asyncio.gather(text, picture)
     await engine.close()
+    return order.index("picture") - before
 
-    during = order.index("picture") - before
-    assert during >= 10
+
+async def test_decode_goes_on_while_a_picture_is_encoded():
+    """The encoder gives way at layer edges: a text stream gets many tokens during one long encode (F9)."""
+    assert await tokens_during_an_encode(40, max_decode_stall_ms=20.0) >= 10
+
+
+async def test_where_a_layer_takes_longer_than_the_bound_two_go_between_decode_steps():
+    """Forty layers, each ten times the bound: a token after every second one, and a few around the encode."""
+    assert 15 <= await tokens_during_an_encode(40, max_decode_stall_ms=1.0) <= 24
+
+
+def test_prefill_takes_as_long_as_the_slices_of_the_encoder():
+    """100 ms are two layers' time here, more than the bound: 50 tokens of 2 ms, and 20 before the encoder is known."""
+    pace = Pace(max_decode_stall_ms=40.0, max_step_tokens=1000)
+    pace.prefill_ms_per_token = 2.0
+    before = pace.prefill_cap_tokens(is_decoding=True)
+
+    pace.note_slice(3, 0.150)
+
+    assert (before, pace.prefill_cap_tokens(is_decoding=True)) == (20, 50)
+    assert pace.prefill_cap_tokens(is_decoding=False) == 1000
 
 
 async def test_same_seed_gives_the_same_text_in_any_company():

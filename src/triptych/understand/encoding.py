@@ -1,7 +1,7 @@
 """The encoder's part of a step: one job at a time, in slices that end at layer edges.
 
-Owned by `EngineCore`. While sequences decode, a slice lasts at most the stall that the setting allows (and at least one
-layer); while nobody does, it lasts until the job is done or mail arrives.
+Owned by `EngineCore`. While sequences decode, a slice lasts at most the stall that the setting allows (and at least two
+layers); while nobody does, it lasts until the job is done or mail arrives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from triptych.core.clock import Clock
 from triptych.core.errors import ModelFault
 from triptych.core.stages import Stage
-from triptych.understand.pace import Pace
+from triptych.understand.pace import MIN_SLICE_LAYERS, Pace
 from triptych.understand.pausable import LayerEdges, PausableCall
 from triptych.understand.runner import Runner
 from triptych.understand.schedule.encode import EncodeJob
@@ -27,6 +27,20 @@ from triptych.understand.sequence import Sequence
 class EncodeFault:
     owners: list[Sequence]
     error: ModelFault
+
+
+@dataclass(slots=True)
+class _Slice:
+    """Part of a job, from layer edge to layer edge. Mail ends it at the next one, `is_late` after its fewest layers."""
+
+    has_mail: Callable[[], bool]
+    is_late: Callable[[], bool] = lambda: False
+    num_layers: int = 0
+
+    def is_over(self) -> bool:
+        """Asked at the end of each layer."""
+        self.num_layers += 1
+        return self.has_mail() or (self.num_layers >= MIN_SLICE_LAYERS and self.is_late())
 
 
 class EncoderLoop:
@@ -52,16 +66,19 @@ class EncoderLoop:
             return []
         assert self._job is not None
         assert self._call is not None
-        is_done, results = self._call.resume(self._pause_rule(started_s, has_mail))
+        part = self._slice(started_s, has_mail)
+        is_done, results = self._call.resume(part.is_over)
         now_s = self._clock.now_s()
         self._active_s += now_s - started_s
+        if not is_done:
+            self._pace.note_slice(part.num_layers, now_s - started_s)
         return self._finish(results, now_s) if is_done else []
 
-    def _pause_rule(self, started_s: float, has_mail: Callable[[], bool]) -> Callable[[], bool]:
+    def _slice(self, started_s: float, has_mail: Callable[[], bool]) -> _Slice:
         if not self._language_model_waits():
-            return has_mail
+            return _Slice(has_mail)
         until_s = started_s + self._pace.max_decode_stall_ms / 1e3
-        return lambda: has_mail() or self._clock.now_s() >= until_s
+        return _Slice(has_mail, lambda: self._clock.now_s() >= until_s)
 
     def _language_model_waits(self) -> bool:
         scheduler = self._scheduler
