@@ -90,17 +90,11 @@ def label_maps(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_scenes(first_seed: int, size_px: tuple[int, int], num: int):
-    """(seed, scene, fields of the noise that is to become it) of training prompts for which there is room."""
-    seed = first_seed
-    while num:
-        seed += 1
+    """(seed, scene, fields of the noise that is to become it) of training prompts."""
+    for seed in range(first_seed, first_seed + num):
         generator = np.random.default_rng(seed)
         fields = generator.standard_normal((NUM_FIELDS, size_px[1] // TOKEN_PX, size_px[0] // TOKEN_PX))
-        try:
-            yield seed, lay_out_by(fields, prompt_of(seed)), fields.astype(np.float16)
-        except ValueError:
-            continue
-        num -= 1
+        yield seed, lay_out_by(fields, prompt_of(seed)), fields.astype(np.float16)
 
 
 @torch.inference_mode()
