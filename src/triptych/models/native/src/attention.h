@@ -46,12 +46,24 @@ struct Partial {
   float* out;    // [queries][dim]
 };
 
+// Rows of a pool lie where the slots say, which the machine's own prefetching does not follow: it is told `kKeysAhead`
+// rows early. A row spans dim / 16 lines of 64 bytes at most.
+constexpr int kKeysAhead = 12;
+
+template <class T>
+inline void prefetch_row(Pool<T> pool, const int64_t* slots, int key, int num_keys, int head) {
+  if (key + kKeysAhead >= num_keys) return;
+  const char* row = (const char*)pool.row(slots[key + kKeysAhead], head);
+  for (size_t line = 0; line < pool.dim * sizeof(T); line += 64) __builtin_prefetch(row + line);
+}
+
 // Adds weights[q][key] * value[key] to out[q] for Q queries and D lanes of 16 columns at once.
 template <int Q, int D, class T>
 inline void weigh(const float* weights, int weight_stride, int num_keys, const int64_t* slots, Pool<T> values, int head,
                   int col, float* out, int dim) {
   v16 acc[Q][D] = {};
   for (int key = 0; key < num_keys; key++) {
+    if (col == 0) prefetch_row(values, slots, key, num_keys, head);
     const T* value = values.row(slots[key], head) + col;
     v16 lanes[D];
     for (int d = 0; d < D; d++) lanes[d] = load16(value + 16 * d);
@@ -132,12 +144,16 @@ inline void score_keys(const float* queries, int num_queries, const int64_t* slo
                        float scale, float cap, float* scratch) {
   const int padded = round_up(num_keys, 16), dim = keys.dim;
   for (int key = 0; key < num_keys; key++) {
+    prefetch_row(keys, slots, key, num_keys, head);
     const T* row = keys.row(slots[key], head);
     int q = 0;
     for (; q + 4 <= num_queries; q += 4)
       score<4>(queries + (size_t)q * dim, row, dim, scratch + (size_t)q * padded + key, padded, scale, cap);
-    for (; q < num_queries; q++)
-      score<1>(queries + (size_t)q * dim, row, dim, scratch + (size_t)q * padded + key, padded, scale, cap);
+    if (num_queries - q == 3)
+      score<3>(queries + (size_t)q * dim, row, dim, scratch + (size_t)q * padded + key, padded, scale, cap);
+    else
+      for (; q < num_queries; q++)
+        score<1>(queries + (size_t)q * dim, row, dim, scratch + (size_t)q * padded + key, padded, scale, cap);
   }
 }
 
