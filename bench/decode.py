@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/decode.py [--context 256] [--batches 1,8] [--dtype bfloat16] [--rounds 12]
 
-Both paths take turns on the same pools and weights (random), so that other load on the machine meets both alike; the
-smallest of several rounds is printed. A step is embeddings to logits: all layers, final norm and the output head.
+Both paths take turns on the same pools and weights (random, of bfloat16 as checkpoints are), so that other load on the
+machine meets both alike; the smallest of several rounds is printed. A step is embeddings to logits: all layers, final norm and the output head.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     register()
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).to(getattr(torch, args.dtype)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).bfloat16().to(getattr(torch, args.dtype)).eval()
     model.set_attn_implementation(ATTENTION_NAME)
     results = []
     with torch.inference_mode():
