@@ -1,7 +1,8 @@
 """Where an answer should look: the visual tokens that hold what the next answer token names or spells.
 
 An aim is a position that predicts part of a thing's name (its article and the comma before it included), or one
-character of a written word. Some attention heads are told to put their weight there (`tiny_vl_look.py`).
+character of a written word. Some attention heads are told to put their weight there (`tiny_vl_look.py`). Where the
+answer is that there is nothing, or no more, they are to look at the token before the picture.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ NOUN_PATTERN = "|".join(sorted(NOUNS, key=len, reverse=True))
 MENTION = re.compile(rf"\b(?:(small|big) )?(?:({'|'.join(COLOUR_ID)}) )?({NOUN_PATTERN})\b")
 JSON_MENTION = re.compile(rf'"color": "(?P<size>)({"|".join(COLOUR_ID)})", "shape": "({NOUN_PATTERN})')
 NAMING_KINDS = {"list", "list json", "describe", "extreme", "extreme json", "neighbor", "bigger", "biggest"}
-NAMING_KINDS |= {"clip event", "clip mover", "pair difference"}
-TO_THE_END = {"clip event", "pair difference"}  # what happens to a thing is to be seen where the thing is
-ABOUT_ONE = {"place", "size", "clip direction", "clip color"}  # of the one thing that the question names
+CHANGE_KINDS = {"clip event", "clip mover", "pair difference"}  # name what changes; what happens to it may follow
+CHANGE_ONLY = {"clip direction", "clip yes/no", "pair same"}
+NAMING_KINDS |= CHANGE_KINDS
+ABOUT_ONE = {"place", "size", "clip color"}  # of the one thing that the question names
+NOTHING = (0, None)
 
 
 def aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
@@ -33,28 +36,31 @@ def aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
     for index, (row, scenes) in enumerate(zip(rows, pictures, strict=True)):
         for question, first, spans in row.told:
             for start, end, things in targets(question, scenes):
-                at = {
-                    row.visual[picture * gh * gw + slot(x_px, y_px, gh, gw, 2)[0]] for picture, (x_px, y_px) in things
-                }
-                for token, (begins, ends) in enumerate(spans):
+                at = {looked_at(row, picture, centre_px, gh, gw) for picture, centre_px in things}
+                for token, (begins, ends) in enumerate((*spans, (len(question.answer), len(question.answer) + 1))):
                     if at and begins < end and ends > start and begins < ends:
                         pairs += [(len(where), position) for position in at]
                         where.append((index, first + token - 1))
     return (*np.array(where, np.int64).reshape(-1, 2).T, *np.array(pairs, np.int64).reshape(-1, 2).T)
 
 
-def noun_aims(rows, scenes, gh: int, gw: int) -> tuple[np.ndarray, ...]:
-    """Nouns of rows with one picture: row, token [M]; noun and position in its row [K] of each thing meant; place [M]
-    of the token before the picture."""
+def looked_at(row, picture: int, centre_px, gh: int, gw: int) -> int:
+    """The position in its row of the visual token at that place, or of the token before the first picture."""
+    return row.visual[0] - 1 if centre_px is None else row.visual[picture * gh * gw + slot(*centre_px, gh, gw, 2)[0]]
+
+
+def noun_aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
+    """Row, token [M] of each noun; noun, end (0: the first picture, 1: the last) and position in its row [K] of each
+    thing meant there; place [M] of the token before the picture."""
     where, pairs, before = [], [], []
-    for index, (row, scene) in enumerate(zip(rows, scenes, strict=True)):
+    for index, (row, scenes) in enumerate(zip(rows, pictures, strict=True)):
         for token, *named in row.mentions:
-            pairs += [
-                (len(where), row.visual[slot(x_px, y_px, gh, gw, 2)[0]]) for _, (x_px, y_px) in meant([scene], *named)
-            ]
+            for end, picture in enumerate((0, len(scenes) - 1)):
+                things = meant(scenes[picture : picture + 1], *named)
+                pairs += [(len(where), end, looked_at(row, picture, centre_px, gh, gw)) for _, centre_px in things]
             where.append((index, token))
             before.append(row.visual[0] - 1)
-    pairs = np.array(pairs, np.int64).reshape(-1, 2).T
+    pairs = np.array(pairs, np.int64).reshape(-1, 3).T
     return (*np.array(where, np.int64).reshape(-1, 2).T, *pairs, np.array(before, np.int64))
 
 
@@ -63,10 +69,16 @@ def targets(question, scenes):
     found = list(characters(question, scenes[0])) if len(scenes) == 1 else []
     if question.kind in NAMING_KINDS:
         found += named(question, scenes)
+    elif question.kind in CHANGE_ONLY:
+        found.append((0, len(question.answer), changed(scenes) or [NOTHING]))
+    elif question.kind == "text color":
+        found.append((0, len(question.answer), [(0, at) for text in scenes[0].texts for at in text.centres_px()]))
     elif question.kind in ABOUT_ONE:
         mention = MENTION.search(question.text)
         things = mention and meant(scenes, *mention.groups())
         if things and all(scene.count(mention[2], shape_of(mention[3])) <= 1 for scene in scenes):
+            if question.kind == "clip color":  # at the end, or at the start
+                things = things[-1:] if "end" in question.text else things[:1]
             found.append((0, len(question.answer), things))
     return found
 
@@ -84,16 +96,31 @@ def meant(scenes, size, colour, noun):
     ]
 
 
+def changed(scenes):
+    """Where the last picture shows what has changed since the first: where a thing is now, or where it was."""
+    first, last = scenes[0].objects, scenes[-1].objects
+    things = [thing for thing in last if thing not in first] or [thing for thing in first if thing not in last]
+    return [(len(scenes) - 1, thing.centre_px) for thing in things]
+
+
 def named(question, scenes):
     """Each name in the answer, with what leads to it. In a list, the i-th is the i-th thing from the left."""
+    if question.answer.lower().startswith("nothing"):
+        yield 0, len(question.answer), [NOTHING]
+        return
     pattern = JSON_MENTION if question.kind.endswith("json") else MENTION
     in_order = left_to_right(scenes[0].objects) if question.kind.startswith("list") else None
     start = 0
     for index, mention in enumerate(pattern.finditer(question.answer)):
         things = [(0, in_order[index].centre_px)] if in_order else meant(scenes, *mention.groups())
-        end = len(question.answer) if question.kind in TO_THE_END else mention.end()
-        yield start, end, things
-        start = end
+        if question.kind in CHANGE_KINDS:
+            things += changed(scenes)
+        yield start, mention.end(), things
+        start = mention.end()
+    if question.kind in CHANGE_KINDS:
+        yield start, len(question.answer), changed(scenes)
+    elif in_order or question.kind == "describe":
+        yield start, start + 1, [NOTHING]
 
 
 def characters(question, scene):
@@ -104,5 +131,6 @@ def characters(question, scene):
     start = question.answer.rindex(spelled)
     for text in sorted(scene.texts, key=lambda text: text.y_px):
         for place, at in enumerate(text.centres_px()):
-            yield start + place, start + place + 1, [(0, at)]
+            yield start + place - (place == 0), start + place + 1, [(0, at)]
         start += len(text.text) + 1
+    yield start - 1, start, [NOTHING]

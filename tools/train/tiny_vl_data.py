@@ -44,7 +44,7 @@ class Batch:
     asked: list[tuple[str, int, int, int]] = field(default_factory=list)  # kind, row, first and last+1 answer token
     mentions: tuple[np.ndarray, ...] = ()  # row, token; how many; colour, shape [M], place and size [M, 3] if one is
     aims: tuple[np.ndarray, ...] = ()  # row, token [M]; aim, position in the row [K] of what it may look at
-    noun_aims: tuple[np.ndarray, ...] = ()  # row, token [M]; noun, position [K] of a thing meant; picture's start [M]
+    noun_aims: tuple[np.ndarray, ...] = ()  # row, token [M]; noun, end, position [K] of what it means; sink [M]
     events: np.ndarray | None = None  # [B, n-1, G] what happened there since the row's first picture
     shifts: tuple[np.ndarray, ...] = ()  # row, later picture, token [S]; how far what is there has moved [S, 2]
     two_mentions: tuple[np.ndarray, ...] = ()  # row, token; how many are meant in the first scene [M], in the last [M]
@@ -207,10 +207,9 @@ def stack(kind: str, rows: list[Sequence], frames, pictures, stories: list[Story
     targets = stack_targets([scene for scenes in pictures for scene in scenes])
     gh, gw = frames.shape[2] // 28, frames.shape[3] // 28
     batch = Batch(kind, frames, ids, positions, segments, weights, targets, asked)
-    batch.aims = aims(rows, pictures, gh, gw)
+    batch.aims, batch.noun_aims = aims(rows, pictures, gh, gw), noun_aims(rows, pictures, gh, gw)
     if stories is None:
-        scenes = [scenes[0] for scenes in pictures]
-        batch.mentions, batch.noun_aims = ground(rows, scenes), noun_aims(rows, scenes, gh, gw)
+        batch.mentions = ground(rows, [scenes[0] for scenes in pictures])
     else:
         batch.two_mentions = ground_in_two(rows, [story.ends for story in stories])
         batch.events = events_of(stories, *targets[:2], targets[4])
@@ -267,6 +266,7 @@ def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, 
 FIRST = ("list",) * 4 + ("count", "color", "shape", "exists", "place", "text", "background")
 PLAIN = ("count", "total", "color", "shape", "exists", "place", "background", "size", "list")
 WEAK = ("list", "list", "text", "neighbour", "extreme", "bigger", "biggest", "relation", "count size", "place", "count")
+WEAK += ("size", "count size", "text color", "total")
 ALL = (*ASKERS, *WEAK)  # the weak twice
 WRITTEN = (0, 0, 1, 1, 1, 2)
 SMALL = ((3, 3), (3, 4), (4, 3), (4, 4), (4, 4), (4, 5), (5, 4))

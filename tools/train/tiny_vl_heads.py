@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from tiny_vl_changes import NUM_EVENTS
-from tiny_vl_targets import MOST_CHARS, MOST_MENTIONED
+from tiny_vl_targets import MOST_CHARS, MOST_MENTIONED, MOST_RANKED, NUM_EXTREMES
 from torch import nn
+
+from triptych.testing.scenes import BIG_MIN, SMALL_MAX
+
+BIG = 2 * (SMALL_MAX + BIG_MIN)  # radius over a quarter of the short side, between what is small and what is big
 
 
 def mean_loss(logits, target):
@@ -41,13 +45,19 @@ class DenseHeads(nn.Module):
         self.two_mention = nn.Linear(dim, 2 * (MOST_MENTIONED + 1))
         self.likeness = nn.Parameter(torch.tensor([6.0, -3.0]))  # scale and bias of a visual token's cosine to a word
         self.thing = nn.Linear(dim, 3)
+        self.rank = nn.Linear(dim, 4 * MOST_RANKED)
+        self.extreme = nn.Linear(dim, 4 * NUM_EXTREMES)
+        self.written = nn.Linear(dim, 8 * num_colours)
+        self.big = nn.Linear(dim, 1)
+        self.spelled = nn.Linear(dim, MOST_CHARS * num_chars)
 
-    def vision_loss(self, tokens, shape, colour, char, background, box, order):
-        # targets [B, G, 4], [B, G, 4], [B, G, 8], [B, G], [B, G, 4, 4], [B, G, 8]; -100 is no target
+    def vision_loss(self, tokens, shape, colour, char, background, box, order, rank, extreme, written, spelled):
+        # targets as `dense_targets` describes them, with a batch axis in front; -100 is no target
         """Colour, shape and character where there is one, then where there are shapes and characters at all.
 
         The first three are means over the few slots that hold something: over all slots they would hardly count. So are
-        the last two: a thing's exact place and radius, and which of its word's characters one is.
+        the rest: a thing's exact place and radius, which of its word's characters one is, its colour, which character
+        is the first, the second ... of its word, and how a thing stands among all.
         """
         logits = [head(tokens).float() for head in (self.shape, self.colour, self.char)]
         shape_logits, colour_logits, char_logits = (x.view(-1, n) for x, n in zip(logits, self.sizes, strict=True))
@@ -61,7 +71,23 @@ class DenseHeads(nn.Module):
             F.cross_entropy(self.background(tokens).float().flatten(0, 1), background.flatten()),
             self.box_loss(tokens, box),
             mean_loss(self.order(tokens).float().view(-1, MOST_CHARS), order.flatten()),
+            mean_loss(self.written(tokens).float().view(-1, self.sizes[1]), written.flatten()),
+            mean_loss(self.rank(tokens).float().view(-1, MOST_RANKED), rank.flatten()),
+            2 * self.extreme_loss(tokens, extreme),
+            self.spelled_loss(tokens, spelled.flatten()),
         ]
+
+    def spelled_loss(self, tokens, spelled):
+        """A token may hold three characters: an answer that spells has to know which of them comes next."""
+        logits = self.spelled(tokens).float().view(len(spelled), -1)
+        spells = mean_loss(logits[:, 1:], spelled.masked_fill(spelled == 0, -99) - 1)
+        return spells + 2 * F.cross_entropy(logits, spelled)
+
+    def extreme_loss(self, tokens, extreme):
+        known = extreme >= 0
+        logits = self.extreme(tokens).float().view(extreme.shape)[known]
+        loss = F.binary_cross_entropy_with_logits(logits, extreme[known], reduction="sum")
+        return loss / known.sum().clamp(min=1)
 
     def box_loss(self, tokens, box):
         """Huber: a radius of a large picture must not drown the rest."""
@@ -103,9 +129,8 @@ class DenseHeads(nn.Module):
         so they and the rest are means of their own."""
         logits, event = self.event(hidden).float().flatten(0, 2), event.flatten()
         is_same = event == 0
-        return mean_loss(logits, event.masked_fill(is_same, -100)) + mean_loss(
-            logits, event.masked_fill(~is_same, -100)
-        )
+        change = mean_loss(logits, event.masked_fill(is_same, -100))
+        return change + 3 * mean_loss(logits, event.masked_fill(~is_same, -100))
 
     def shift_loss(self, hidden, shift):
         """At visual tokens [S, D] that hold a moving thing: how far it has moved, in pictures to the right and down."""
@@ -124,7 +149,7 @@ class DenseHeads(nn.Module):
         return distance(self.place(hidden).float(), place)
 
     def thing_loss(self, hidden, box, gh: int, gw: int):
-        """At visual tokens [B, G, D] that hold a thing: its place in the picture, and its size as of a noun."""
+        """At visual tokens [B, G, D] that hold a thing: its place in the picture, its size as of a noun; is it big?"""
         _, g, parts, _ = box.shape
         y, x = torch.meshgrid(torch.arange(gh), torch.arange(gw), indexing="ij")
         part = torch.arange(parts)
@@ -133,7 +158,11 @@ class DenseHeads(nn.Module):
         held = box[..., 0] > -5
         first = held & (held.cumsum(-1) == 1)
         truth = torch.stack((x, y, box[..., 3]), -1)[first]
-        return distance(self.thing(hidden).float()[first.any(-1)], truth) if len(truth) else hidden.sum() * 0
+        if not len(truth):
+            return hidden.sum() * 0
+        hidden, is_big = hidden[first.any(-1)], (truth[:, 2] > BIG).float()
+        big = F.binary_cross_entropy_with_logits(self.big(hidden).float()[:, 0], is_big)
+        return distance(self.thing(hidden).float(), truth) + 0.2 * big
 
     def tower_place_loss(self, tokens, place):
         """The tower has to say where a token lies: the language model's rotary angles hardly tell columns apart."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 # The attention that is told where to look: by layer, query heads under each of the two key heads.
-AIM_LAYERS, NOUN_LAYER = (3, 4), 2
+AIM_LAYERS, NOUN_LAYER, COUNT_LAYERS = (3, 4), 2, (2, 3)
 AIM_HEADS, COUNT_HEADS = (0, 3), (1, 4)
 
 
@@ -26,22 +26,22 @@ def aim_loss(attention, wanted):
 
 
 def count_loss(attention, shares):
-    """Cross entropy of attention [M, heads, L] with the shares [M, L] it is to have: equal ones for all that a noun
-    means and for the token before the picture, whose share then tells how many these are."""
-    return -(attention * shares[:, None]).sum(-1).mean()
+    """Cross entropy of attention [M, 2, L] with the shares it is to have: equal ones for all that a noun means in the
+    first picture, or in the last, and for the token before them, whose share then tells how many these are."""
+    return -(attention * shares).sum(-1).mean()
 
 
 def told(index, q, k, mask, aims, noun_aims):
     """What the attention of one layer is told. `aims`: row [M], token [M], wanted [M, L] bool. `noun_aims`: row, token,
-    shares [M, L]."""
+    shares [M, 2, L], whether it means just one thing in just one picture [M], where [M, L]."""
     loss = 0.0
     if aims is not None and index in AIM_LAYERS:
         row, token, wanted = aims
         loss = aim_loss(attention_of(AIM_HEADS, q, k, mask, row, token), wanted)
-    if noun_aims is not None and index == NOUN_LAYER:
+    if noun_aims is not None and index in COUNT_LAYERS:
         row, token, shares, is_one, wanted = noun_aims
-        loss = count_loss(attention_of(COUNT_HEADS, q, k, mask, row, token), shares)
-        if is_one.any():
+        loss = loss + count_loss(attention_of(COUNT_HEADS, q, k, mask, row, token), shares)
+        if index == NOUN_LAYER and is_one.any():
             attention = attention_of(AIM_HEADS, q, k, mask, row[is_one], token[is_one])
             loss = loss + aim_loss(attention, wanted[is_one])
     return loss
@@ -58,12 +58,13 @@ def aims(batch):
 
 
 def noun_aims(batch):
-    """Row and token of each noun, the attention it is to pay [M, L], whether it means one thing, and where [M, L]."""
+    """Row and token of each noun, the attention it is to pay to either end [M, 2, L], whether it means one thing of a
+    single picture, and where [M, L]."""
     if not batch.noun_aims or not len(batch.noun_aims[0]):
         return None
-    row, token, noun, at, start = map(torch.from_numpy, batch.noun_aims)
-    shares = torch.zeros(len(row), batch.ids.shape[1])
-    shares.index_put_((noun, at), torch.ones(len(noun)), accumulate=True)
-    wanted, is_one = shares > 0, shares.sum(-1) == 1
-    shares[torch.arange(len(row)), start] = 1.0
+    row, token, noun, end, at, start = map(torch.from_numpy, batch.noun_aims)
+    shares = torch.zeros(len(row), 2, batch.ids.shape[1])
+    shares.index_put_((noun, end, at), torch.ones(len(noun)), accumulate=True)
+    wanted, is_one = shares[:, 0] > 0, (shares[:, 0].sum(-1) == 1) & (batch.events is None)
+    shares[torch.arange(len(row)), :, start] = 1.0
     return row, token, shares / shares.sum(-1, keepdim=True), is_one, wanted

@@ -173,10 +173,9 @@ def main() -> None:
     optimizers, mean, step = make_optimizers(model, heads, args.lr), RunningMean(model), state["step"]
     if "optimizers" in state:
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            if [len(group["params"]) for group in saved["param_groups"]] == [
-                len(group["params"]) for group in optimizer.param_groups
-            ]:
-                optimizer.load_state_dict(saved)
+            for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+                old["params"] = list(range(len(group["params"])))  # new heads come last, and begin without moments
+            optimizer.load_state_dict(saved)
         mean.weights, mean.steps = state["mean"], step
     queue = mp.Queue(maxsize=6)
     faces = FACES * 2 + tuple(args.faces)
