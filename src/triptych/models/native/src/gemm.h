@@ -73,7 +73,7 @@ struct Portable {
   }
 
  private:
-  static constexpr int kStretchRows = 96, kStretchDepth = 192;
+  static constexpr int kStretchRows = 96, kStretchDepth = 96;
 
   // The weight is unpacked, a stretch of its depth at a time, once for all rows, which take it in blocks of nearly the same
   // size; what comes next in memory is fetched meanwhile.
