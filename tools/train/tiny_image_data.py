@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from numerics import autocast
-from tiny_image_places import NUM_FIELDS, TOKEN_PX, lay_out_by, noise_with
+from tiny_image_places import TOKEN_PX, draw_fields, lay_out_by, noise_with
 
 from triptych.testing.prompts import Prompt, invent_prompt, say
 from triptych.testing.scene_paint import COLOURS, SHAPES
@@ -92,8 +92,7 @@ def label_maps(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 def draw_scenes(first_seed: int, size_px: tuple[int, int], num: int):
     """(seed, scene, fields of the noise that is to become it) of training prompts."""
     for seed in range(first_seed, first_seed + num):
-        generator = np.random.default_rng(seed)
-        fields = generator.standard_normal((NUM_FIELDS, size_px[1] // TOKEN_PX, size_px[0] // TOKEN_PX))
+        fields = draw_fields(seed, size_px)
         yield seed, lay_out_by(fields, prompt_of(seed)), fields.astype(np.float16)
 
 

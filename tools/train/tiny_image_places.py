@@ -46,6 +46,11 @@ def noise_with(fields: torch.Tensor, channels: int) -> torch.Tensor:
     return grouped.flatten(1, 2)
 
 
+def draw_fields(seed: int, size_px: tuple[int, int]) -> Floats:
+    """[F, h, w] of a normal distribution."""
+    return np.random.default_rng(seed).standard_normal((NUM_FIELDS, size_px[1] // TOKEN_PX, size_px[0] // TOKEN_PX))
+
+
 def lay_out_by(fields: Floats, prompt: Prompt) -> Scene:
     """A painted scene of the fields' size, [F, h, w] in tokens."""
     size_px = (fields.shape[2] * TOKEN_PX, fields.shape[1] * TOKEN_PX)
@@ -148,7 +153,7 @@ def _between(normal: float) -> float:
 
 
 def _wanted_radius_px(prompt: Prompt, size_px: tuple[int, int]) -> float:
-    return 0.86 * largest_radius_px(prompt.num_objects, size_px)
+    return 0.95 * largest_radius_px(prompt.num_objects, size_px)
 
 
 def _room_px(radius_px: float) -> float:
