@@ -23,8 +23,7 @@ from triptych.testing.prompts import Prompt, invent_prompt
 
 SEED = 2024  # the evaluation's, so that its figures tell what to expect here
 MAX_BYTES = 15_000_000
-MAX_OBJECTS = 2
-LEAST_RIGHT = 8  # of ten held-out prompts, nine of which the committed weights draw rightly
+MAX_OBJECTS = 5
 LEAST_GROUNDS = 9  # of ten that do not ask for white; chance is one in six
 
 
@@ -52,10 +51,10 @@ def draw(pipeline: PixArtAlphaPipeline, texts: list[str], *, width_px: int = 64)
     return (drawn * 255).round().astype(np.uint8)
 
 
-def held_out(num: int) -> list[Prompt]:
+def held_out(num: int, max_objects: int = MAX_OBJECTS) -> list[Prompt]:
     rng = random.Random(SEED)
     invented = (invent_prompt(rng, held_out=True) for _ in range(100 * num))
-    return [prompt for prompt in invented if prompt.num_objects <= MAX_OBJECTS][:num]
+    return [prompt for prompt in invented if prompt.num_objects <= max_objects][:num]
 
 
 def test_folder_is_small_and_safe():
@@ -106,10 +105,11 @@ def test_draws_on_the_ground_that_was_asked_for(pipeline: PixArtAlphaPipeline):
     assert sum(right) >= LEAST_GROUNDS
 
 
-def test_draws_ten_held_out_prompts(pipeline: PixArtAlphaPipeline):
-    """Count, colours, shapes, background and relation, by measured pixels."""
-    prompts = held_out(10)
+@pytest.mark.parametrize(("num", "max_objects", "least_right"), [(10, 2, 9), (20, MAX_OBJECTS, 15)])
+def test_draws_held_out_prompts(pipeline: PixArtAlphaPipeline, num: int, max_objects: int, least_right: int):
+    """Count, colours, shapes, background and relation, by measured pixels. Of the twenty, four groups of things fail."""
+    prompts = held_out(num, max_objects)
     pictures = draw(pipeline, [str(prompt) for prompt in prompts])
 
     right = [verdict(prompt, look(picture)).is_right for prompt, picture in zip(prompts, pictures, strict=True)]
-    assert sum(right) >= LEAST_RIGHT
+    assert sum(right) >= least_right

@@ -34,6 +34,7 @@ AUX_WEIGHT, WORD_WEIGHT = 0.25, 0.1
 WORD_STEPS, WORD_BATCH, WORD_LR = 600, 64, 6e-3  # of the text encoder alone, at the very beginning
 MEAN_DECAY = 0.995
 HIGH_NOISE = 0.4  # of the rows are drawn from the noisiest fifth; 0.9 and up were one in sixteen without
+SEEN_BELOW, APART = 0.8, 0.3  # at lower levels so many rows have a noise that says nothing of the picture
 NUM_JUDGED, NUM_STEPS, GUIDANCE = 32, 20, 4.0
 
 
@@ -106,11 +107,19 @@ def noise_levels(num: int) -> torch.Tensor:
     return torch.where(torch.rand(num) < HIGH_NOISE, high, middle)
 
 
+def some_apart(noise: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+    """Noise drawn anew for some rows in which the picture can be seen, as it is when a picture is to be changed: there
+    the noise says nothing of where things are."""
+    is_apart = (level < SEEN_BELOW) & (torch.rand(len(level)) < APART)
+    return torch.where(is_apart[:, None, None, None], torch.randn_like(noise), noise)
+
+
 def losses(model: Model, tokenizer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Error of the velocity; that of the guess of what will be where, surer where there is less noise; of the words."""
     tokens = tokenizer(batch.texts, padding=True, return_tensors="pt")
-    clean, noise = batch.latents, batch.noise
+    clean = batch.latents
     level = noise_levels(len(clean))
+    noise = some_apart(batch.noise, level)
     noisy = torch.lerp(clean, noise, level[:, None, None, None]).to(PASS_DTYPE)
     hidden = model.read(tokens.input_ids, tokens.attention_mask)
     text, bias = model.project(hidden, tokens.attention_mask)

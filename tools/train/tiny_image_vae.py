@@ -78,10 +78,10 @@ def make_optimizers(vae: AutoencoderKL, lr: float) -> list[torch.optim.Optimizer
     inner = [
         weight
         for name, weight in vae.named_parameters()
-        if weight.ndim == 4 and not name.removesuffix(".weight").endswith(outer)
+        if weight.ndim == 4 and weight.requires_grad and not name.removesuffix(".weight").endswith(outer)
     ]
     chosen = {id(weight) for weight in inner}
-    rest = [weight for weight in vae.parameters() if id(weight) not in chosen]
+    rest = [weight for weight in vae.parameters() if weight.requires_grad and id(weight) not in chosen]
     return [MuonConv(inner, lr), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=1e-4)]
 
 
@@ -167,16 +167,21 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=6e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--polish", action="store_true")
+    parser.add_argument("--decoder-only", action="store_true", help="with --polish: latents stay what they are")
     parser.add_argument("--seed", type=int, default=0, help="another number, other pictures")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     if args.polish:
         vae = AutoencoderKL.from_pretrained(args.out / "vae")
+        if args.decoder_only:
+            vae.encoder.requires_grad_(False)
+            vae.quant_conv.requires_grad_(False)
         train(args, vae, make_optimizers(vae, args.lr), polish_loss, 0, None)
     else:
         vae = first_training(args)
-    standardise(vae, random.Random(1))
+    if not args.decoder_only:
+        standardise(vae, random.Random(1))
     vae.save_pretrained(args.out / "vae")
 
 
