@@ -3,7 +3,8 @@
     .venv/bin/python bench/decode.py [--context 256] [--batches 1,8] [--dtype bfloat16] [--rounds 12]
 
 Both paths take turns on the same pools and weights (random, of bfloat16 as checkpoints are), so that other load on the
-machine meets both alike; the smallest of several rounds is printed. A step is embeddings to logits: all layers, final norm and the output head.
+machine meets both alike; the smallest of several rounds is printed. A step is embeddings to logits: all layers, final
+norm and the output head.
 """
 
 from __future__ import annotations

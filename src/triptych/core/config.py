@@ -123,8 +123,8 @@ class MediaConfig(_Piece, frozen=True):
 
 
 class EngineConfig(_Piece, frozen=True):
-    """Budgets of one language engine. `max_decode_stall_ms` bounds how long a running decode waits for an encoder; where
-    two layers of the encoder take longer, these."""
+    """Budgets of one language engine. `max_decode_stall_ms` bounds how long a running decode waits for an encoder, or
+    two of its layers do where they take longer."""
 
     dtype: str = "auto"
     device: str = "auto"
