@@ -19,11 +19,10 @@ from triptych.generate.evaluate import draw_one
 from triptych.generate.kinds.load import load_kind
 from triptych.generate.request import GenerateRequest
 from triptych.testing.judge import look, verdict
-from triptych.testing.prompts import Prompt, invent_prompt
+from triptych.testing.prompts import MAX_OBJECTS, Prompt, invent_prompt
 
 SEED = 2024  # the evaluation's, so that its figures tell what to expect here
 MAX_BYTES = 15_000_000
-MAX_OBJECTS = 5
 LEAST_GROUNDS = 9  # of ten that do not ask for white; chance is one in six
 
 
