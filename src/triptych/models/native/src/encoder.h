@@ -108,23 +108,26 @@ class Encoder final : public EncoderBase {
   template <class Emit>
   void product(const Act* a, int k, const void* weight, const float* bias, int columns, Team& team, int member,
                Emit emit) {
-    const Range blocks = team.share(columns / Kernel::kColumns, member);
-    Kernel::many_rows(a, rows_, k, (const typename Kernel::Weight*)weight, blocks.lo, blocks.hi,
-                      scratch_ + scratch_count_ * member, [&](int row, int count, int col, const float* c) {
-                        for (int r = 0; r < count; r++)
-                          for (int i = 0; i < Kernel::kColumns; i += 16)
-                            emit(row + r, col + i, load16(c + r * Kernel::kColumns + i) + load16(bias + col + i));
-                      });
+    const auto block = [&](int row, int count, int col, const float* c) {
+      for (int r = 0; r < count; r++)
+        for (int i = 0; i < Kernel::kColumns; i += 16)
+          emit(row + r, col + i, load16(c + r * Kernel::kColumns + i) + load16(bias + col + i));
+    };
+    float* scratch = scratch_ + scratch_count_ * member;
+    team.take_turns(Kernel::num_units(rows_, columns, team.size), [&](int index) {
+      Kernel::unit(a, rows_, k, (const typename Kernel::Weight*)weight, columns, team.size, index, scratch, block);
+    });
   }
 
   void attend_all(Team& team, int member) {
     const Range packs = team.share(attention_.num_packs(), member);
     for (int index = packs.lo; index < packs.hi; index++) attention_.pack(qkv_, index);
     team.barrier();
-    const Range units = team.share(attention_.num_units(), member);
-    for (int index = units.lo; index < units.hi; index++)
-      attention_.attend(qkv_, index, shape_.scale, scratch_ + scratch_count_ * member,
+    float* scratch = scratch_ + scratch_count_ * member;
+    team.take_turns(attention_.num_units(), [&](int index) {
+      attention_.attend(qkv_, index, shape_.scale, scratch,
                         [&](int row, int col, v16 lanes) { Kernel::put(act_, width_, row, col, lanes); });
+    });
   }
 
   const EncoderShape shape_;

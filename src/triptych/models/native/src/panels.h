@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "buffer.h"
+#include "team.h"
 
 namespace triptych {
 
@@ -34,24 +35,27 @@ struct Panels {
   static constexpr int kStretchRows = 192, kStretchDepth = 768, kStretchPanels = 24;
   static constexpr size_t kSums = (size_t)kStretchRows * kStretchPanels * 16;  // floats of `sums`
 
-  // Calls emit(first row, rows, first column, float[rows][16]) for each block of the columns [16 lo, 16 hi). A stretch
-  // of the weight stays in the first-level cache while the rows of a stretch of activations, in the second, pass by.
+  static int num_units(int rows, int columns, int threads) { return Cuts(rows, columns, threads).num_units(); }
+
+  // Calls emit(first row, rows, first column, float[rows][16]) for each block of one unit of the results. A stretch of
+  // the weight stays in the first-level cache while the rows of a stretch of activations, in the second, pass by.
   template <class Emit>
-  static void many_rows(const float* a, int rows, int k, const float* weight, int lo, int hi, float* sums, Emit emit) {
-    for (int first = 0; first < rows; first += kStretchRows)
-      for (int left = lo; left < hi; left += kStretchPanels)
-        for (int depth = 0; depth < k; depth += kStretchDepth) {
-          const int count = std::min(kStretchDepth, k - depth);
-          for (int panel = left; panel < std::min(hi, left + kStretchPanels); panel++) {
-            const float* w = weight + ((size_t)panel * k + depth) * 16;
-            float* c = sums + (size_t)(panel - left) * kStretchRows * 16;
-            for (int row = first; row < std::min(rows, first + kStretchRows); row += kRows, c += kRows * 16) {
-              const float* x = a + (size_t)row * k + (size_t)depth * kRows;
-              panel_product<kRows>(x, 1, kRows, w, count, c, 16, depth > 0);
-              if (depth + count == k) emit(row, std::min(kRows, rows - row), panel * 16, c);
-            }
-          }
+  static void unit(const float* a, int rows, int k, const float* weight, int columns, int threads, int index, float* sums,
+                   Emit emit) {
+    const Cuts cuts(rows, columns, threads);
+    const Range own = cuts.rows_of(index), panels = cuts.panels_of(index);
+    for (int depth = 0; depth < k; depth += kStretchDepth) {
+      const int count = std::min(kStretchDepth, k - depth);
+      float* c = sums;
+      for (int panel = panels.lo; panel < panels.hi; panel++) {
+        const float* w = weight + ((size_t)panel * k + depth) * 16;
+        for (int row = own.lo; row < own.hi; row += kRows, c += kRows * 16) {
+          const float* x = a + (size_t)row * k + (size_t)depth * kRows;
+          panel_product<kRows>(x, 1, kRows, w, count, c, 16, depth > 0);
+          if (depth + count == k) emit(row, std::min(kRows, own.hi - row), panel * 16, c);
         }
+      }
+    }
   }
 
   // Attention of each head over each picture: all keys and values are packed, then units of some queries are attended.
@@ -131,6 +135,24 @@ struct Panels {
     int tokens_ = 0, padded_ = 0, heads_ = 0, dim_ = 0, lanes_ = 0;
     float *keys_, *values_;
     Buffer<float> key_buffer_, value_buffer_;
+  };
+
+ private:
+  // Results in units of nearly the same size, a stretch of rows by one of panels: some for each thread.
+  struct Cuts {
+    Cuts(int rows, int columns, int threads)
+        : rows(rows), panels(columns / 16), blocks(parts(rows, kRows)), down(parts(rows, kStretchRows)),
+          across(std::min(panels, std::max(parts(panels, kStretchPanels), parts(4 * threads, down)))) {}
+
+    static int parts(int count, int most) { return (count + most - 1) / most; }
+    int num_units() const { return across * down; }
+    Range panels_of(int index) const { return {index % across * panels / across, (index % across + 1) * panels / across}; }
+    Range rows_of(int index) const {
+      const int at = index / across;
+      return {at * blocks / down * kRows, std::min(rows, (at + 1) * blocks / down * kRows)};
+    }
+
+    const int rows, panels, blocks, down, across;
   };
 };
 

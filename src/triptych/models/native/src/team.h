@@ -19,10 +19,11 @@ class Team {
   const int size;
 
   void barrier() {
-    if (size == 1) return;
+    if (size == 1) return next_.store(0, std::memory_order_relaxed);
     const int phase = phase_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
       arrived_.store(0, std::memory_order_relaxed);
+      next_.store(0, std::memory_order_relaxed);
       phase_.store(phase + 1, std::memory_order_release);
       return;
     }
@@ -43,10 +44,18 @@ class Team {
     return {lo, lo + each + (member < rest ? 1 : 0)};
   }
 
+  // Calls work(index) for what this member gets of [0, count): who is done with one takes the next, so that a thread which
+  // has to wait for its processor keeps nobody waiting. Once between two barriers.
+  template <class Work>
+  void take_turns(int count, Work work) {
+    for (int index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < count;) work(index);
+  }
+
  private:
   static constexpr int kSpins = 4096;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> phase_{0};
+  alignas(64) std::atomic<int> next_{0};
 };
 
 }  // namespace triptych

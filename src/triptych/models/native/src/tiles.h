@@ -14,9 +14,11 @@ struct Tiles : Amx {
 
   static void put(bf16* base, int k, int row, int col, v16 lanes) { store16(act(base, k, row, col), lanes); }
 
+  static int num_units(int, int columns, int) { return columns / kGroup; }
+
   template <class Emit>
-  static void many_rows(const bf16* a, int rows, int k, const bf16* weight, int lo, int hi, float*, Emit emit) {
-    Amx::many_rows(a, rows, k, weight, lo, hi, emit);
+  static void unit(const bf16* a, int rows, int k, const bf16* weight, int, int, int index, float*, Emit emit) {
+    Amx::many_rows(a, rows, k, weight, index, index + 1, emit);
   }
 
   // Attention of each head over each picture: all values are packed, then units of 16 queries are attended.
