@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from triptych.core.clock import Clock
 from triptych.core.errors import BudgetExceeded, Cancelled, Overloaded
+from triptych.transfer.futures import settle
 
 R = TypeVar("R")
 Work = Callable[[], "R | Generator[None, None, R]"]
@@ -189,15 +190,6 @@ class DecodePool:
 
 def _tell(job: _Job[Any], outcome: _Outcome) -> None:
     try:
-        job.loop.call_soon_threadsafe(_settle, job.future, outcome.result, outcome.error)
+        job.loop.call_soon_threadsafe(settle, job.future, outcome.result, outcome.error)
     except RuntimeError:  # the loop is closed: nobody waits
         pass
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

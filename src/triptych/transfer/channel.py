@@ -17,6 +17,7 @@ import zmq.asyncio
 
 from triptych.core.errors import InternalError, from_wire
 from triptych.transfer.frames import Frame
+from triptych.transfer.futures import settle
 from triptych.transfer.messages import Answer, Ask, pack
 
 LOGGER = logging.getLogger("triptych.transfer")
@@ -60,7 +61,7 @@ class Channel:
         self.lost = why
         self._is_ready.set()
         for answer in self._answers.values():
-            resolve(answer, None, InternalError(why))
+            settle(answer, None, InternalError(why))
 
     async def close(self) -> None:
         self.fail(self.lost or "the engine stopped")
@@ -105,7 +106,7 @@ class Channel:
     def _settle(self, answer: Answer) -> None:
         error = from_wire(answer.error_code, answer.error_message) if answer.error_code else None
         if answer.ask_id in self._answers:
-            resolve(self._answers[answer.ask_id], answer.result, error)
+            settle(self._answers[answer.ask_id], answer.result, error)
 
 
 @contextmanager
@@ -119,13 +120,3 @@ def connected(address: str, context: zmq.Context[Any]) -> Iterator[Any]:
     finally:
         socket.close(linger=2000)
         context.term()
-
-
-def resolve(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    """Settle `future` unless its waiter has gone."""
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -22,7 +22,7 @@ from triptych.core.errors import InternalError
 from triptych.core.events import EmbeddingEvent, EngineEvent, Event, FinalEvent, FinishReason
 from triptych.core.prepared import PreparedRequest
 from triptych.models.base import ModelInfo, ServedModel
-from triptych.transfer.channel import resolve
+from triptych.transfer.futures import settle
 from triptych.understand.build import build_core
 from triptych.understand.core import EngineCore
 from triptych.understand.grammar import GrammarCompiler
@@ -229,9 +229,9 @@ class InProcessEngine:
 
         def ask(core: EngineCore) -> None:
             try:
-                self._mailbox.call(resolve, answer, question(core), None)
+                self._mailbox.call(settle, answer, question(core), None)
             except Exception as error:  # it belongs to whoever asked
-                self._mailbox.call(resolve, answer, None, error)
+                self._mailbox.call(settle, answer, None, error)
 
         self._mailbox.post(ask)
         return await answer
