@@ -2,7 +2,8 @@
 
 An aim is a position that predicts part of a thing's name (its article and the comma before it included), or one
 character of a written word. Some attention heads are told to put their weight there (`tiny_vl_look.py`). Where the
-answer is that there is nothing, or no more, they are to look at the token before the picture.
+answer is that there is nothing, or no more, they are to look at the token before the picture. What has its centre at a
+token's edge may be looked for on either side of it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from tiny_vl_targets import COLOUR_ID, SHAPE_ID, slot
+from tiny_vl_orders import ORDERS, in_order
+from tiny_vl_targets import COLOUR_ID, SHAPE_ID, tokens_near
 
 from triptych.testing.scene_reading import words_in_order
-from triptych.testing.scene_words import ANY_SHAPE, left_to_right, plural
+from triptych.testing.scene_words import ANY_SHAPE, plural
 
 NOUNS = {plural(name): name for name in (*SHAPE_ID, *ANY_SHAPE)} | {name: name for name in (*SHAPE_ID, *ANY_SHAPE)}
 NOUN_PATTERN = "|".join(sorted(NOUNS, key=len, reverse=True))
@@ -22,7 +24,7 @@ JSON_MENTION = re.compile(rf'"color": "(?P<size>)({"|".join(COLOUR_ID)})", "shap
 NAMING_KINDS = {"list", "list json", "describe", "extreme", "extreme json", "neighbor", "bigger", "biggest"}
 CHANGE_KINDS = {"clip event", "clip mover", "pair difference"}  # name what changes; what happens to it may follow
 CHANGE_ONLY = {"clip direction", "clip yes/no", "pair same"}
-NAMING_KINDS |= CHANGE_KINDS
+NAMING_KINDS |= CHANGE_KINDS | {f"list {order}" for order in ORDERS}
 ABOUT_ONE = {"place", "size", "clip color"}  # of the one thing that the question names
 NOTHING = (0, None)
 
@@ -36,7 +38,7 @@ def aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
     for index, (row, scenes) in enumerate(zip(rows, pictures, strict=True)):
         for question, first, spans in row.told:
             for start, end, things in targets(question, scenes):
-                at = {looked_at(row, picture, centre_px, gh, gw) for picture, centre_px in things}
+                at = set().union(*(looked_at(row, picture, centre_px, gh, gw) for picture, centre_px in things))
                 for token, (begins, ends) in enumerate((*spans, (len(question.answer), len(question.answer) + 1))):
                     if at and begins < end and ends > start and begins < ends:
                         pairs += [(len(where), position) for position in at]
@@ -44,24 +46,29 @@ def aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
     return (*np.array(where, np.int64).reshape(-1, 2).T, *np.array(pairs, np.int64).reshape(-1, 2).T)
 
 
-def looked_at(row, picture: int, centre_px, gh: int, gw: int) -> int:
-    """The position in its row of the visual token at that place, or of the token before the first picture."""
-    return row.visual[0] - 1 if centre_px is None else row.visual[picture * gh * gw + slot(*centre_px, gh, gw, 2)[0]]
+def looked_at(row, picture: int, centre_px, gh: int, gw: int) -> set[int]:
+    """Positions in its row of the visual tokens at that place, or of the token before the first picture."""
+    if centre_px is None:
+        return {row.visual[0] - 1}
+    return {row.visual[picture * gh * gw + token] for token in tokens_near(*centre_px, gh, gw)}
 
 
 def noun_aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
-    """Row, token [M] of each noun; noun, end (0: the first picture, 1: the last) and position in its row [K] of each
-    thing meant there; place [M] of the token before the picture."""
-    where, pairs, before = [], [], []
+    """Row, token [M] of each noun; noun, end (0: the first picture, 1: the last) of each thing meant there [K], and up
+    to four positions in its row [K, 4] where it may be, the rest -1; place [M] of the token before the picture."""
+    where, found, before = [], [], []
     for index, (row, scenes) in enumerate(zip(rows, pictures, strict=True)):
         for token, *named in row.mentions:
             for end, picture in enumerate((0, len(scenes) - 1)):
                 things = meant(scenes[picture : picture + 1], *named)
-                pairs += [(len(where), end, looked_at(row, picture, centre_px, gh, gw)) for _, centre_px in things]
+                for _, centre_px in things:
+                    at = sorted(looked_at(row, picture, centre_px, gh, gw))
+                    found.append((len(where), end, *at, *[-1] * (4 - len(at))))
             where.append((index, token))
             before.append(row.visual[0] - 1)
-    pairs = np.array(pairs, np.int64).reshape(-1, 3).T
-    return (*np.array(where, np.int64).reshape(-1, 2).T, *pairs, np.array(before, np.int64))
+    table = np.array(found, np.int64).reshape(-1, 6)
+    things = (table[:, 0], table[:, 1], table[:, 2:])
+    return (*np.array(where, np.int64).reshape(-1, 2).T, *things, np.array(before, np.int64))
 
 
 def targets(question, scenes):
@@ -104,22 +111,22 @@ def changed(scenes):
 
 
 def named(question, scenes):
-    """Each name in the answer, with what leads to it. In a list, the i-th is the i-th thing from the left."""
+    """Each name in the answer, with what leads to it. In a list, the i-th is the i-th thing in its order."""
     if question.answer.lower().startswith("nothing"):
         yield 0, len(question.answer), [NOTHING]
         return
     pattern = JSON_MENTION if question.kind.endswith("json") else MENTION
-    in_order = left_to_right(scenes[0].objects) if question.kind.startswith("list") else None
+    listed = in_order(question.kind, scenes[0].objects) if question.kind.startswith("list") else None
     start = 0
     for index, mention in enumerate(pattern.finditer(question.answer)):
-        things = [(0, in_order[index].centre_px)] if in_order else meant(scenes, *mention.groups())
+        things = [(0, listed[index].centre_px)] if listed else meant(scenes, *mention.groups())
         if question.kind in CHANGE_KINDS:
             things += changed(scenes)
         yield start, mention.end(), things
         start = mention.end()
     if question.kind in CHANGE_KINDS:
         yield start, len(question.answer), changed(scenes)
-    elif in_order or question.kind == "describe":
+    elif listed or question.kind == "describe":
         yield start, start + 1, [NOTHING]
 
 

@@ -36,6 +36,15 @@ def events_of(stories, shape: np.ndarray, colour: np.ndarray, box: np.ndarray) -
     return events
 
 
+def stood_there(events, shape: np.ndarray, colour: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Row, later picture and token [C] where something is no longer as it was in the row's first picture; colour and
+    shape [C] of what stood there then."""
+    shape, colour = (part.reshape(len(events), -1, *part.shape[1:])[:, 0] for part in (shape, colour))
+    row, later, token = np.nonzero((events != SAME) & (shape > 0).any(-1)[:, None])
+    part = shape[row, token].argmax(-1)
+    return row, later, token, colour[row, token, part], shape[row, token, part] - 1
+
+
 def shifts_of(stories, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
     """Row, picture and token [S] where a thing has moved to; how far since the start, in pictures [S, 2]."""
     found = []

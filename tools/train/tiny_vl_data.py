@@ -7,14 +7,16 @@ itself only, at the positions it would have alone, so that one encoded picture t
 from __future__ import annotations
 
 import functools
+import math
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from tiny_vl_aims import MENTION, NOUNS, aims, noun_aims
-from tiny_vl_changes import Story, events_of, shifts_of
+from tiny_vl_changes import Story, events_of, shifts_of, stood_there
 from tiny_vl_model import SPECIAL_IDS
+from tiny_vl_orders import ask_order
 from tiny_vl_targets import COLOUR_ID, MOST_MENTIONED, SHAPE_ID, stack_targets
 from tokenizers import Tokenizer
 
@@ -22,7 +24,7 @@ from triptych.testing.scene_clips import clip_questions, draw_clip, frames_array
 from triptych.testing.scene_pairs import draw_pair, pair_questions
 from triptych.testing.scene_questions import ASKERS, questions
 from triptych.testing.scene_words import ANY_SHAPE
-from triptych.testing.scenes import draw_scene
+from triptych.testing.scenes import draw_scene, random_size_px
 
 START, END = SPECIAL_IDS["<|im_start|>"], SPECIAL_IDS["<|im_end|>"]
 VISION_START, VISION_END = SPECIAL_IDS["<|vision_start|>"], SPECIAL_IDS["<|vision_end|>"]
@@ -43,9 +45,11 @@ class Batch:
     targets: tuple[np.ndarray, ...]
     asked: list[tuple[str, int, int, int]] = field(default_factory=list)  # kind, row, first and last+1 answer token
     mentions: tuple[np.ndarray, ...] = ()  # row, token; how many; colour, shape [M], place and size [M, 3] if one is
+    between: tuple[np.ndarray, ...] = ()  # row, token of the second of two nouns; how its thing differs [P, 3]
     aims: tuple[np.ndarray, ...] = ()  # row, token [M]; aim, position in the row [K] of what it may look at
-    noun_aims: tuple[np.ndarray, ...] = ()  # row, token [M]; noun, end, position [K] of what it means; sink [M]
+    noun_aims: tuple[np.ndarray, ...] = ()  # row, token [M]; noun, end [K], positions [K, 4] of what it means; sink [M]
     events: np.ndarray | None = None  # [B, n-1, G] what happened there since the row's first picture
+    stood: tuple[np.ndarray, ...] = ()  # row, later picture, token; colour, shape [C] of what stood there at first
     shifts: tuple[np.ndarray, ...] = ()  # row, later picture, token [S]; how far what is there has moved [S, 2]
     two_mentions: tuple[np.ndarray, ...] = ()  # row, token; how many are meant in the first scene [M], in the last [M]
 
@@ -132,7 +136,7 @@ def build(words: Words, rng: random.Random, asked, visions, budget_tokens: int) 
     if rng.random() < 0.08:
         row.text(words.system)
     row.text(words.user)
-    conversation = rng.random() < 0.25
+    conversation = rng.random() < 0.25 and bool(asked)
     if conversation and len(visions) == 1 and rng.random() < 0.5:  # the question stands before the picture
         first, *asked = asked
         row.text(words.ids(first.text))
@@ -174,6 +178,24 @@ def ground(rows: list[Sequence], scenes) -> tuple[np.ndarray, ...]:
     return (*(table[:, column].astype(np.int64) for column in range(5)), table[:, 5:].astype(np.float32))
 
 
+def ground_between(rows: list[Sequence], scenes) -> tuple[np.ndarray, ...]:
+    """Of two nouns of one sentence that mean one thing each: row and token of the second; how much further right, down
+    and (log2, halved) how much bigger its thing is [P, 3]."""
+    found = []
+    for index, (row, scene) in enumerate(zip(rows, scenes, strict=True)):
+        before = None
+        for token, size, colour, noun in row.mentions:
+            meant = scene.matching(colour, None if NOUNS[noun] in ANY_SHAPE else NOUNS[noun], size)
+            one = (token, meant[0]) if len(meant) == 1 else None
+            if one and before and token - before[0] < 12 and row.segments[token] == row.segments[before[0]]:
+                a, b = before[1], meant[0]
+                shift = (b.x_px - a.x_px) / scene.width_px, (b.y_px - a.y_px) / scene.height_px
+                found.append((index, token, *shift, math.log2(b.radius_px / a.radius_px) / 2))
+            before = one
+    table = np.array(found, np.float64).reshape(-1, 5)
+    return (*table[:, :2].astype(np.int64).T, table[:, 2:].astype(np.float32))
+
+
 def ground_in_two(rows: list[Sequence], ends) -> tuple[np.ndarray, ...]:
     """How many things each mention means in its row's first scene and in its last."""
     found = [
@@ -210,9 +232,11 @@ def stack(kind: str, rows: list[Sequence], frames, pictures, stories: list[Story
     batch.aims, batch.noun_aims = aims(rows, pictures, gh, gw), noun_aims(rows, pictures, gh, gw)
     if stories is None:
         batch.mentions = ground(rows, [scenes[0] for scenes in pictures])
+        batch.between = ground_between(rows, [scenes[0] for scenes in pictures])
     else:
         batch.two_mentions = ground_in_two(rows, [story.ends for story in stories])
         batch.events = events_of(stories, *targets[:2], targets[4])
+        batch.stood = stood_there(batch.events, *targets[:2])
         batch.shifts = shifts_of(stories, pictures, gh, gw)
     return batch
 
@@ -232,6 +256,8 @@ def still_batch(
     for _ in range(num_rows):
         scene = draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice(num_words), faces=faces)
         asked = questions(scene, rng, budget_tokens // (11 if kinds else 16), kinds)
+        if kinds is ALL and rng.random() < 0.5:
+            asked[:0] = [question for _ in range(3) if (question := ask_order(scene, rng))][:1]
         scenes.append(scene)
         rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)], budget_tokens))
     frames = np.stack([np.asarray(scene.image) for scene in scenes])[:, None]
@@ -266,19 +292,23 @@ def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, 
 FIRST = ("list",) * 4 + ("count", "color", "shape", "exists", "place", "text", "background")
 PLAIN = ("count", "total", "color", "shape", "exists", "place", "background", "size", "list")
 WEAK = ("list", "list", "text", "neighbour", "extreme", "bigger", "biggest", "relation", "count size", "place", "count")
-WEAK += ("size", "count size", "text color", "total")
-ALL = (*ASKERS, *WEAK)  # the weak twice
+WEAK += ("size", "count size", "text color", "total", *("bigger", "biggest", "extreme") * 3)
+ALL = (*ASKERS, *WEAK)  # the weak twice or more
 WRITTEN = (0, 0, 1, 1, 1, 2)
 SMALL = ((3, 3), (3, 4), (4, 3), (4, 4), (4, 4), (4, 5), (5, 4))
+LARGEST = (18, 18, 24, 32)  # tokens to a side of a large picture, at most
 
 
 def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
-    """The curriculum: small pictures and lists, plain questions, everything, then more of the large and the long."""
+    """The curriculum: small pictures and lists, plain questions, everything, then more of the large and the long, then
+    sizes as they are asked about, few clips and pairs."""
     if step < 900:
         gh, gw = rng.choice(SMALL)
         if step < 600:
             return still_batch(words, rng, gh, gw, 40, 72, faces, FIRST)
         return still_batch(words, rng, gh, gw, 30, 140, faces, PLAIN, (0, 0, 0, 0, 0, 1))
+    if step >= 11_800 and rng.random() < 0.5:
+        return sized_batch(words, rng, faces)
     draw = rng.random()
     if draw < 0.25:
         gh, gw = rng.choice(SMALL)
@@ -295,6 +325,18 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
     longest = rng.choice((3, 4, 4, 5, 6) if step < 1500 else (4, 4, 5, 6, 8, 10))
     gh, gw = rng.randint(2 if longest > 4 else 3, longest), rng.randint(2 if longest > 4 else 3, longest)
     num_rows, budget_tokens = min(24, max(4, 340 // (gh * gw))), 110 if gh * gw < 40 else 160
+    return still_batch(words, rng, gh, gw, num_rows, budget_tokens, faces, ALL, WRITTEN)
+
+
+def sized_batch(words, rng: random.Random, faces=None) -> Batch:
+    """Pictures of any size that is asked about, one batch in seven of large ones; many questions about each."""
+    if rng.random() < 0.15:
+        longest = rng.choice(LARGEST)
+        gh, gw = rng.randint(12, longest), rng.randint(12, longest)
+        return still_batch(words, rng, gh, gw, max(1, 450 // (gh * gw)), 320, faces, ALL, WRITTEN)
+    width_px, height_px = random_size_px(rng)
+    gh, gw = height_px // 28, width_px // 28
+    num_rows, budget_tokens = min(20, max(4, 360 // (gh * gw))), 120 if gh * gw < 30 else 260
     return still_batch(words, rng, gh, gw, num_rows, budget_tokens, faces, ALL, WRITTEN)
 
 

@@ -50,6 +50,10 @@ class DenseHeads(nn.Module):
         self.written = nn.Linear(dim, 8 * num_colours)
         self.big = nn.Linear(dim, 1)
         self.spelled = nn.Linear(dim, MOST_CHARS * num_chars)
+        self.between = nn.Linear(dim, 3)
+        nn.init.zeros_(self.between.weight)
+        self.stood_sizes = (num_colours, num_shapes - 1)
+        self.stood = nn.Linear(dim, sum(self.stood_sizes))
 
     def vision_loss(self, tokens, shape, colour, char, background, box, order, rank, extreme, written, spelled):
         # targets as `dense_targets` describes them, with a batch axis in front; -100 is no target
@@ -72,8 +76,8 @@ class DenseHeads(nn.Module):
             self.box_loss(tokens, box),
             mean_loss(self.order(tokens).float().view(-1, MOST_CHARS), order.flatten()),
             mean_loss(self.written(tokens).float().view(-1, self.sizes[1]), written.flatten()),
-            mean_loss(self.rank(tokens).float().view(-1, MOST_RANKED), rank.flatten()),
-            2 * self.extreme_loss(tokens, extreme),
+            2 * mean_loss(self.rank(tokens).float().view(-1, MOST_RANKED), rank.flatten()),
+            8 * self.extreme_loss(tokens, extreme),
             self.spelled_loss(tokens, spelled.flatten()),
         ]
 
@@ -124,6 +128,13 @@ class DenseHeads(nn.Module):
         counted = mean_loss(counts, count.masked_fill(few, -100)) + mean_loss(counts, count.masked_fill(~few, -100))
         return counted + mean_loss(colours, colour) + mean_loss(shapes, shape) + 6 * far
 
+    def between_loss(self, hidden, between):
+        """At the second of two nouns [P, D] that mean one thing each: how much further right and down the second thing
+        is, and (log2, halved) how much bigger."""
+        if not len(between):
+            return hidden.sum() * 0
+        return F.smooth_l1_loss(self.between(hidden).float(), between, beta=0.05)
+
     def event_loss(self, hidden, event):
         """At visual tokens [B, n-1, G, D] of later pictures: what has happened there since the first? Changes are few,
         so they and the rest are means of their own."""
@@ -131,6 +142,13 @@ class DenseHeads(nn.Module):
         is_same = event == 0
         change = mean_loss(logits, event.masked_fill(is_same, -100))
         return change + 3 * mean_loss(logits, event.masked_fill(~is_same, -100))
+
+    def stood_loss(self, hidden, colour, shape):
+        """At visual tokens [C, D] of later pictures where something has changed: what stood there in the first."""
+        if not len(colour):
+            return hidden.sum() * 0
+        colours, shapes = self.stood(hidden).float().split(self.stood_sizes, -1)
+        return F.cross_entropy(colours, colour) + F.cross_entropy(shapes, shape)
 
     def shift_loss(self, hidden, shift):
         """At visual tokens [S, D] that hold a moving thing: how far it has moved, in pictures to the right and down."""

@@ -25,22 +25,28 @@ def aim_loss(attention, wanted):
     return -attention.masked_fill(~wanted[:, None], -1e4).logsumexp(-1).mean()
 
 
-def count_loss(attention, shares):
+def count_loss(attention, noun, end, at, start):
     """Cross entropy of attention [M, 2, L] with the shares it is to have: equal ones for all that a noun means in the
-    first picture, or in the last, and for the token before them, whose share then tells how many these are."""
-    return -(attention * shares).sum(-1).mean()
+    first picture, or in the last, and for the token before them, whose share then tells how many these are.
+
+    A thing's share lies on any of the tokens `at` [K, 4] (-1: none) that have its centre in them or at their edge.
+    """
+    share = torch.ones(attention.shape[:2]).index_put((noun, end), torch.ones(len(noun)), accumulate=True).reciprocal()
+    on_thing = attention[noun[:, None], end[:, None], at].masked_fill(at < 0, -1e4).logsumexp(-1)
+    on_start = attention[torch.arange(len(start)), :, start]
+    return -((on_thing * share[noun, end]).sum() + (on_start * share).sum()) / share.numel()
 
 
 def told(index, q, k, mask, aims, noun_aims):
     """What the attention of one layer is told. `aims`: row [M], token [M], wanted [M, L] bool. `noun_aims`: row, token,
-    shares [M, 2, L], whether it means just one thing in just one picture [M], where [M, L]."""
+    what `count_loss` takes, whether it means just one thing in just one picture [M], where [M, L]."""
     loss = 0.0
     if aims is not None and index in AIM_LAYERS:
         row, token, wanted = aims
         loss = aim_loss(attention_of(AIM_HEADS, q, k, mask, row, token), wanted)
     if noun_aims is not None and index in COUNT_LAYERS:
-        row, token, shares, is_one, wanted = noun_aims
-        loss = loss + count_loss(attention_of(COUNT_HEADS, q, k, mask, row, token), shares)
+        row, token, things, is_one, wanted = noun_aims
+        loss = loss + count_loss(attention_of(COUNT_HEADS, q, k, mask, row, token), *things)
         if index == NOUN_LAYER and is_one.any():
             attention = attention_of(AIM_HEADS, q, k, mask, row[is_one], token[is_one])
             loss = loss + aim_loss(attention, wanted[is_one])
@@ -58,13 +64,14 @@ def aims(batch):
 
 
 def noun_aims(batch):
-    """Row and token of each noun, the attention it is to pay to either end [M, 2, L], whether it means one thing of a
-    single picture, and where [M, L]."""
+    """Row and token of each noun, the attention it is to pay to either end, whether it means one thing of a single
+    picture, and where [M, L]."""
     if not batch.noun_aims or not len(batch.noun_aims[0]):
         return None
     row, token, noun, end, at, start = map(torch.from_numpy, batch.noun_aims)
-    shares = torch.zeros(len(row), 2, batch.ids.shape[1])
-    shares.index_put_((noun, end, at), torch.ones(len(noun)), accumulate=True)
-    wanted, is_one = shares[:, 0] > 0, (shares[:, 0].sum(-1) == 1) & (batch.events is None)
-    shares[torch.arange(len(row)), :, start] = 1.0
-    return row, token, shares / shares.sum(-1, keepdim=True), is_one, wanted
+    in_first = end == 0
+    is_one = (torch.bincount(noun[in_first], minlength=len(row)) == 1) & (batch.events is None)
+    wanted = torch.zeros(len(row), batch.ids.shape[1], dtype=torch.bool)
+    held = in_first[:, None] & (at >= 0)
+    wanted[noun[:, None].expand_as(at)[held], at[held]] = True
+    return row, token, (noun, end, at, start), is_one, wanted

@@ -170,7 +170,7 @@ def text_angles(rotary, position_ids):  # [3, B, L] -> cos, sin [B, 1, L, head_d
     return cos[:, None], sin[:, None]
 
 
-def decode(language_model, x, position_ids, mask, tap_layers=(2, 3), aims=None, noun_aims=None):
+def decode(language_model, x, position_ids, mask, tap_layers=(2, 3, 4), aims=None, noun_aims=None):
     """Embeddings [B, L, D] through the language model; also the hidden states after each of `tap_layers`, and the
     losses of the attention that is told where to look."""
     cos, sin = text_angles(language_model.rotary_emb, position_ids)

@@ -17,6 +17,7 @@ COLOUR_ID = {name: index for index, name in enumerate(COLOURS)}
 CHAR_ID = {char: index + 1 for index, char in enumerate(CHARS)}
 NUM_SHAPES, NUM_COLOURS, NUM_CHARS = len(SHAPES) + 1, len(COLOURS), len(CHARS) + 1
 TOKEN_PX = 28
+NEAR_PX = 3  # a centre that close to a token's edge may as well be looked for beyond it
 MOST_MENTIONED = 8  # things that one noun means, at most: more count as this many
 MOST_CHARS = 6  # of a word: where a character stands in it, up to this
 MOST_RANKED = 8  # things in their order from the left
@@ -77,6 +78,11 @@ def slot(x_px: float, y_px: float, gh: int, gw: int, columns: int) -> tuple[int,
     x, y = min(max(x_px, 0), gw * TOKEN_PX - 1), min(max(y_px, 0), gh * TOKEN_PX - 1)
     token = int(y // TOKEN_PX) * gw + int(x // TOKEN_PX)
     return token, int(y % TOKEN_PX // 14) * columns + int(x % TOKEN_PX * columns // TOKEN_PX)
+
+
+def tokens_near(x_px: float, y_px: float, gh: int, gw: int) -> set[int]:
+    """The merged tokens that hold a point or have it at their edge: one, two or four."""
+    return {slot(x_px + dx, y_px + dy, gh, gw, 2)[0] for dx in (-NEAR_PX, NEAR_PX) for dy in (-NEAR_PX, NEAR_PX)}
 
 
 def class_words(tokenizer: Tokenizer) -> np.ndarray:

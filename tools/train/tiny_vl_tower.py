@@ -28,11 +28,11 @@ LR = 3e-3
 
 
 def tower_batch(rng: random.Random, faces: tuple[str, ...] | None) -> tuple[np.ndarray, ...]:
-    longest = rng.choice((4, 4, 5, 6, 8, 8, 12))
+    longest = rng.choice((4, 5, 6, 8, 10, 12, 12, 18))
     gh, gw = rng.randint(3, longest), rng.randint(3, longest)
     scenes = [
         draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice((0, 1, 2, 3, 4, 6)), faces=faces)
-        for _ in range(max(4, BATCH_TOKENS // (gh * gw)))
+        for _ in range(max(2, BATCH_TOKENS // (gh * gw)))
     ]
     return (np.stack([np.asarray(scene.image) for scene in scenes])[:, None], *stack_targets(scenes))
 

@@ -44,7 +44,7 @@ def feed(queue, seed: int, step: int, faces) -> None:
 
 def forward(model, batch):
     """Hidden states [B, L, D], the merged tokens, those of the visual tokens after two layers, all after three, of
-    these the visual ones [B, n, G, D], and the aim loss."""
+    these the visual ones [B, n, G, D], all after four, and the aim loss."""
     tokens = encode(model.model.visual, torch.from_numpy(batch.frames))
     ids, segments = torch.from_numpy(batch.ids), torch.from_numpy(batch.segments)
     is_vision = (ids == IMAGE_PAD) | (ids == VIDEO_PAD)
@@ -55,11 +55,11 @@ def forward(model, batch):
     allowed &= torch.ones(length, length, dtype=torch.bool).tril()
     mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -1e4)[:, None]
     positions = torch.from_numpy(batch.positions)
-    hidden, (early, middle), aimed = decode(
+    hidden, (early, middle, late), aimed = decode(
         model.model.language_model, x, positions, mask, aims=aims(batch), noun_aims=noun_aims(batch)
     )
     seen = middle[is_vision].view(len(ids), -1, *tokens.shape[1:])
-    return hidden, tokens, early[is_vision].view(*tokens.shape), middle, seen, aimed
+    return hidden, tokens, early[is_vision].view(*tokens.shape), middle, seen, late, aimed
 
 
 def answer_logits(model, hidden, batch):
@@ -76,20 +76,23 @@ def tower_targets(model, heads, tokens, frames, targets):
     return sum(heads.vision_loss(tokens, *targets)) + 2 * words + heads.tower_place_loss(tokens, places(frames))
 
 
-def mentioned(heads, middle, batch):
+def mentioned(heads, middle, late, batch):
     if not batch.mentions:
         return 0.0
     row, token, *truth = map(torch.from_numpy, batch.mentions)
-    return heads.mention_loss(middle[row, token], *truth)
+    second_row, second, between = map(torch.from_numpy, batch.between)
+    return heads.mention_loss(middle[row, token], *truth) + 8 * heads.between_loss(late[second_row, second], between)
 
 
 def compared(heads, middle, seen, batch):
-    """Of rows with several pictures: what happened where, and how many things a noun means before and after."""
+    """Of rows with several pictures: what happened where and to what, how many things a noun means at either end."""
     if batch.events is None:
         return 0.0
     row, token, first, last = map(torch.from_numpy, batch.two_mentions)
     moved_row, later, at, shift = map(torch.from_numpy, batch.shifts)
     loss = heads.event_loss(seen[:, 1:], torch.from_numpy(batch.events))
+    stood_row, picture, there, *stood = map(torch.from_numpy, batch.stood)
+    loss = loss + heads.stood_loss(seen[stood_row, picture + 1, there], *stood)
     loss = loss + 4 * heads.shift_loss(seen[moved_row, later, at], shift)
     return loss + heads.two_mention_loss(middle[row, token], first, last)
 
@@ -103,12 +106,12 @@ def places(frames):
 
 def losses(model, heads, batch):
     with autocast():
-        hidden, tokens, early, middle, seen, aimed = forward(model, batch)
+        hidden, tokens, early, middle, seen, late, aimed = forward(model, batch)
         targets = [torch.from_numpy(target) for target in batch.targets]
         dense = tower_targets(model, heads, tokens, batch.frames, targets)
         gh, gw = batch.frames.shape[2] // 28, batch.frames.shape[3] // 28
         place = 3 * heads.place_loss(early, places(batch.frames)) + 3 * heads.thing_loss(early, targets[4], gh, gw)
-        place = place + MENTION_WEIGHT * (mentioned(heads, middle, batch) + compared(heads, middle, seen, batch))
+        place = place + MENTION_WEIGHT * (mentioned(heads, middle, late, batch) + compared(heads, middle, seen, batch))
         logits, labels, weights = answer_logits(model, hidden, batch)
     nll = F.cross_entropy(logits.float(), labels, reduction="none")
     return (nll * weights).sum() / weights.sum(), dense, place, torch.as_tensor(aimed)

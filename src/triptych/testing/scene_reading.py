@@ -11,15 +11,21 @@ from triptych.testing.scene_words import (
     amount,
     article,
     groups,
+    in_clear_order,
     join,
     left_to_right,
+    leftmost_of_kinds,
     pick,
 )
 
 
 def ask_list(scene, rng):
+    """Of a scene whose things are clearly one left of the other; a description needs that of their kinds only."""
+    short_px = min(scene.width_px, scene.height_px)
     names = [article(thing.name) for thing in left_to_right(scene.objects)]
     form = rng.random()
+    if not in_clear_order(scene.objects if form < 0.72 else leftmost_of_kinds(scene), short_px):
+        return None
     if form < 0.55:
         text = pick(
             rng,

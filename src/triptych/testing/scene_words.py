@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -73,6 +74,20 @@ def groups(scene) -> list[tuple[str, int]]:
     for thing in left_to_right(scene.objects):
         counts[thing.name] = counts.get(thing.name, 0) + 1
     return list(counts.items())
+
+
+def leftmost_of_kinds(scene) -> list:
+    """The leftmost object of each kind."""
+    first: dict[str, object] = {}
+    for thing in left_to_right(scene.objects):
+        first.setdefault(thing.name, thing)
+    return list(first.values())
+
+
+def in_clear_order(objects: Iterable, short_px: float) -> bool:
+    """Whether each lies clearly to the left of the next, by 3% of the picture's short side."""
+    places_px = sorted(thing.x_px for thing in objects)
+    return all(after - before >= 0.03 * short_px for before, after in itertools.pairwise(places_px))
 
 
 def left_to_right(objects: Iterable):
