@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +22,18 @@ from diffusers import AutoencoderKL
 from numerics import autocast
 from tiny_image_places import draw_fields, lay_out_by
 from tiny_vl_optim import orthogonal
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from triptych.testing.prompts import invent_prompt, lay_out
+from triptych.testing.prompts import Prompt, invent_prompt, lay_out
 from triptych.testing.scenes import Scene
 
 LATENT_CHANNELS = 8
 SIZES_PX = ((64, 64), (64, 48), (48, 64), (56, 56))
-MAX_NOISE = 0.2  # deviation, of latents of deviation 1, that the decoder is trained to bear
 KL_WEIGHT, DRIFT_WEIGHT = 1e-4, 0.1
 SPREAD = 0.4  # deviation of a picture from its ground that weighs 1
+THING_DISTANCE, THING_SOFTNESS = 0.47, 0.15  # from the ground, in RGB of -1 to 1: where a pixel is half a thing
+THING_WEIGHT = 0.1
+HARD_SHAPES = ("star", "diamond")  # whose points are lost first
 
 
 def make_vae() -> AutoencoderKL:
@@ -94,13 +98,22 @@ def draw(rng: random.Random, size_px: tuple[int, int]) -> np.ndarray:
     return np.clip((pixels - 128.0) @ matrix + 128, 0, 255).astype(np.uint8)
 
 
+def _prompt(rng: random.Random) -> Prompt:
+    """One in two has a shape that is hard to keep."""
+    wants_hard = rng.random() < 0.5
+    while True:
+        prompt = invent_prompt(rng)
+        if not wants_hard or any(group.shape in HARD_SHAPES for group in prompt.groups):
+            return prompt
+
+
 def _scene(rng: random.Random, size_px: tuple[int, int]) -> Scene:
     """As the denoiser's pictures, or of any sizes and places."""
     if rng.random() < 0.5:
-        return lay_out_by(draw_fields(rng.getrandbits(32), size_px), invent_prompt(rng))
+        return lay_out_by(draw_fields(rng.getrandbits(32), size_px), _prompt(rng))
     while True:
         try:
-            return lay_out(rng, invent_prompt(rng), size_px)
+            return lay_out(rng, _prompt(rng), size_px)
         except ValueError:  # a crowded prompt in a small picture
             continue
 
@@ -114,7 +127,7 @@ def batch_of(rng: random.Random, num: int) -> torch.Tensor:
 
 
 def loss_of(vae: AutoencoderKL, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Absolute and squared error, that of the differences between neighbours (edges), divergence from a normal."""
+    """Absolute error, squared error with that of outlines, that of differences between neighbours, divergence."""
     with autocast():
         posterior = vae.encode(pixels).latent_dist
         drawn = vae.decode(posterior.sample()).sample
@@ -122,11 +135,11 @@ def loss_of(vae: AutoencoderKL, pixels: torch.Tensor) -> tuple[torch.Tensor, ...
     return (*_pixel_losses(drawn.float(), pixels), divergence)
 
 
-def polish_loss(vae: AutoencoderKL, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As `loss_of`, from latents off by up to `MAX_NOISE`, and with latents kept at mean 0 and deviation 1."""
+def polish_loss(vae: AutoencoderKL, pixels: torch.Tensor, max_noise: float) -> tuple[torch.Tensor, ...]:
+    """As `loss_of`, from latents off by up to `max_noise`, and with latents kept at mean 0 and deviation 1."""
     with autocast():
         latents = vae.encode(pixels).latent_dist.mean.float()
-        noise = MAX_NOISE * torch.rand(len(latents), 1, 1, 1) * torch.randn_like(latents)
+        noise = max_noise * torch.rand(len(latents), 1, 1, 1) * torch.randn_like(latents)
         drawn = vae.decode(latents + noise).sample
     channels = latents.transpose(0, 1).flatten(1)
     drift = (channels.mean(1) ** 2 + (channels.std(1) - 1) ** 2).mean() * DRIFT_WEIGHT / KL_WEIGHT
@@ -140,7 +153,14 @@ def _pixel_losses(drawn: torch.Tensor, pixels: torch.Tensor) -> tuple[torch.Tens
     weight = (SPREAD / spread.clamp(min=SPREAD / 4))[:, None, None, None]
     edges = sum((weight * (drawn.diff(dim=axis) - pixels.diff(dim=axis)).abs()).mean() for axis in (2, 3))
     wrong = drawn - pixels
-    return (weight * wrong.abs()).mean(), (weight * wrong**2).mean(), edges
+    outlines = binary_cross_entropy_with_logits(_thingness(drawn, ground), _thingness(pixels, ground).sigmoid())
+    return (weight * wrong.abs()).mean(), (weight * wrong**2).mean() + THING_WEIGHT * outlines, edges
+
+
+def _thingness(pixels: torch.Tensor, ground: torch.Tensor) -> torch.Tensor:
+    """[B, H, W] logit of a pixel's being something and not ground, by its distance in colour."""
+    distance = (pixels - ground).square().sum(1).add(1e-6).sqrt()
+    return (distance - THING_DISTANCE) / THING_SOFTNESS
 
 
 @torch.no_grad()
@@ -168,6 +188,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--polish", action="store_true")
     parser.add_argument("--decoder-only", action="store_true", help="with --polish: latents stay what they are")
+    parser.add_argument("--max-noise", type=float, default=0.2, help="with --polish: deviation the decoder is to bear")
     parser.add_argument("--seed", type=int, default=0, help="another number, other pictures")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -177,7 +198,7 @@ def main() -> None:
         if args.decoder_only:
             vae.encoder.requires_grad_(False)
             vae.quant_conv.requires_grad_(False)
-        train(args, vae, make_optimizers(vae, args.lr), polish_loss, 0, None)
+        train(args, vae, make_optimizers(vae, args.lr), partial(polish_loss, max_noise=args.max_noise), 0, None)
     else:
         vae = first_training(args)
     if not args.decoder_only:
