@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.served.other_drawings import DRAWINGS
 from tests.served.pictures import data_url, image_part, user
 
-LEAST_RIGHT = 0.92  # the committed weights reach more; raise it with better ones
+LEAST_RIGHT = 0.95  # the committed weights reach more; raise it with better ones
 
 
 def test_answers_about_pictures_drawn_otherwise(served):
