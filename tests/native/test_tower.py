@@ -103,7 +103,7 @@ def test_pictures_of_any_length_do_not_see_one_another(tokens, dtype, use_tiles)
 
 @pytest.mark.usefixtures("kernels")
 def test_wide_layers_are_cut_without_a_seam():
-    """Wider and longer than a stretch of columns, depth and rows, with unequal shares of three threads."""
+    """Wider and longer than a stretch of columns, depth and rows, whose parts three threads take in turns."""
     wide = COMMON | dict(hidden_size=832, intermediate_size=1600, num_hidden_layers=1, num_attention_heads=13)
     stock, exact = make(lambda: Idefics3VisionTransformer(Idefics3VisionConfig(**wide)), torch.float32)
     x = torch.randn(1, 401, 832)

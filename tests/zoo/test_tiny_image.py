@@ -106,7 +106,7 @@ def test_draws_on_the_ground_that_was_asked_for(pipeline: PixArtAlphaPipeline):
 
 @pytest.mark.parametrize(("num", "max_objects", "least_right"), [(10, 2, 9), (20, MAX_OBJECTS, 16)])
 def test_draws_held_out_prompts(pipeline: PixArtAlphaPipeline, num: int, max_objects: int, least_right: int):
-    """Count, colours, shapes, background and relation, by measured pixels. Of the twenty, four fail."""
+    """Count, colours, shapes, background and relation, by measured pixels. Of the twenty, two fail."""
     prompts = held_out(num, max_objects)
     pictures = draw(pipeline, [str(prompt) for prompt in prompts])
 
