@@ -149,7 +149,7 @@ def test_the_second_of_two_nouns_is_told_how_its_thing_differs(training):
         row = data.build(words, rng, asked, [(1, 5, 6, 1, data.IMAGE_PAD)], 140)
         _, tokens, between = data.ground_between([row], [scene])
         known = dict(zip(tokens.tolist(), between[:, 2], strict=True))
-        for (question, first, _), (_, start, _) in zip(row.told, row.asked, strict=True):
+        for (question, first, *_), (_, start, _) in zip(row.told, row.asked, strict=True):
             *_, second = [token for token, *_ in row.mentions if token < start] or [-1]
             if question.kind == "bigger" and second in known and question.text:
                 is_second = question.text.rstrip("?").endswith(question.answer)
@@ -172,3 +172,70 @@ def test_ranks_and_extremes_are_those_of_the_scene(training):
         assert rank[token, part] == min(len(things), targets.MOST_RANKED) - 1
         assert extreme[token, part, 1] != 0, "the last from the left is rightmost, or another nearly is"
         assert ((extreme[held] == 1).sum(0) <= 1).all(), "one leftmost, one biggest"
+
+
+def test_an_answer_looks_at_the_noun_that_it_is_about(training):
+    """Of two at the second; of `the objects` in a list at none."""
+    data, _, _ = training
+    words, rng = data.Words(folder("tiny-vl")), random.Random(7)
+    batch = data.still_batch(words, rng, 5, 4, 12, 160, None, ("count", "relation", "list"), (0,))
+    rows, tokens, aim, at = batch.asked_aims
+    told = {(rows[index], tokens[index]): place for index, place in zip(aim, at, strict=True)}
+    nouns = {(row, token) for row, token, *_ in zip(*batch.mentions[:2], strict=True)}
+    kinds = set()
+    for kind, row, first, last in batch.asked:
+        question = [token for token in range(first) if batch.segments[row, token] == batch.segments[row, first]]
+        noun = told.get((row, first - 1))
+        if kind in ("count", "relation") and noun is not None:
+            named = [token for token in question if (row, token) in nouns]
+            assert noun == named[-1]
+            assert {told[row, token - 1] for token in range(first, last)} == {noun}
+            kinds.add(kind)
+        elif kind == "list":
+            assert noun is None
+            kinds.add(kind)
+    assert kinds == {"count", "relation", "list"}
+
+
+def test_attention_that_is_told_is_the_attention_that_is_paid(training):
+    import tiny_vl_look
+
+    torch.manual_seed(0)
+    q, k, mask = torch.randn(5, 6, 40, 32), torch.randn(5, 6, 40, 32), torch.randn(5, 1, 40, 40)
+    row, token = torch.tensor([0, 0, 1, 3, 3, 3]), torch.tensor([3, 9, 2, 39, 4, 4])
+    given = tiny_vl_look.attention_of((0, 3), q, k, mask, row, token)
+    paid = (q @ k.mT * 32**-0.5 + mask).log_softmax(-1)[:, (0, 3)][row, :, token]
+    assert torch.allclose(given, paid, atol=1e-5)
+
+
+def test_processes_that_train_together_share_gradients_and_work(training):
+    """Threads stand in for processes: what is shared is the same memory and the same barrier."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tiny_vl_together import Together
+
+    params = [
+        [torch.nn.Parameter(torch.zeros(2, 3)), torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(1))]
+    ]
+    params.append([torch.nn.Parameter(param.detach().clone()) for param in params[0]])
+    together = Together(2, params[0])
+    params[0][0].grad, params[1][0].grad = torch.full((2, 3), 1.0), torch.full((2, 3), 3.0)
+    params[1][1].grad = torch.full((4,), 8.0)
+    stacks = [torch.arange(6.0).view(3, 2), torch.arange(2.0).view(1, 2)]
+    done = [[], []]
+
+    def work(rank):
+        together.average(rank, params[rank])
+        return together.agree(rank, 5.0 - rank), together.divided(
+            rank, lambda stack: done[rank].append(len(stack)) or stack * 2, stacks
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(work, range(2)))
+    for mine, (left_s, doubled) in zip(params, results, strict=True):
+        assert (mine[0].grad == 2).all()
+        assert (mine[1].grad == 4).all()
+        assert mine[2].grad is None
+        assert left_s == 5.0, "the first one's clock"
+        assert all(torch.equal(got, stack * 2) for got, stack in zip(doubled, stacks, strict=True))
+    assert done == [[1], [2, 1]], "each did its part only"

@@ -26,6 +26,7 @@ CHANGE_KINDS = {"clip event", "clip mover", "pair difference"}  # name what chan
 CHANGE_ONLY = {"clip direction", "clip yes/no", "pair same"}
 NAMING_KINDS |= CHANGE_KINDS | {f"list {order}" for order in ORDERS}
 ABOUT_ONE = {"place", "size", "clip color"}  # of the one thing that the question names
+ABOUT_ALL = {"list", "describe", "extreme", "biggest"}  # whose noun means nothing in particular
 NOTHING = (0, None)
 
 
@@ -36,7 +37,7 @@ def aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
     """
     where, pairs = [], []
     for index, (row, scenes) in enumerate(zip(rows, pictures, strict=True)):
-        for question, first, spans in row.told:
+        for question, first, spans, _ in row.told:
             for start, end, things in targets(question, scenes):
                 at = set().union(*(looked_at(row, picture, centre_px, gh, gw) for picture, centre_px in things))
                 for token, (begins, ends) in enumerate((*spans, (len(question.answer), len(question.answer) + 1))):
@@ -44,6 +45,17 @@ def aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
                         pairs += [(len(where), position) for position in at]
                         where.append((index, first + token - 1))
     return (*np.array(where, np.int64).reshape(-1, 2).T, *np.array(pairs, np.int64).reshape(-1, 2).T)
+
+
+def asked_aims(rows) -> tuple[np.ndarray, ...]:
+    """As `aims`: every token of an answer looks at the noun that it is about, of two at the second."""
+    where, at = [], []
+    for index, row in enumerate(rows):
+        for question, first, spans, noun in row.told:
+            if noun is not None and question.kind.split()[0] not in ABOUT_ALL:
+                where += [(index, first + token - 1) for token in range(len(spans) + 1)]
+                at += [noun] * (len(spans) + 1)
+    return (*np.array(where, np.int64).reshape(-1, 2).T, np.arange(len(at)), np.array(at, np.int64))
 
 
 def looked_at(row, picture: int, centre_px, gh: int, gw: int) -> set[int]:

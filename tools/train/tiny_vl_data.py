@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tiny_vl_aims import MENTION, NOUNS, aims, noun_aims
+from tiny_vl_aims import MENTION, NOUNS, aims, asked_aims, noun_aims
 from tiny_vl_changes import Story, events_of, shifts_of, stood_there
 from tiny_vl_model import SPECIAL_IDS
 from tiny_vl_orders import ask_order
@@ -47,6 +47,7 @@ class Batch:
     mentions: tuple[np.ndarray, ...] = ()  # row, token; how many; colour, shape [M], place and size [M, 3] if one is
     between: tuple[np.ndarray, ...] = ()  # row, token of the second of two nouns; how its thing differs [P, 3]
     aims: tuple[np.ndarray, ...] = ()  # row, token [M]; aim, position in the row [K] of what it may look at
+    asked_aims: tuple[np.ndarray, ...] = ()  # as `aims`: an answer and the noun it is about
     noun_aims: tuple[np.ndarray, ...] = ()  # row, token [M]; noun, end [K], positions [K, 4] of what it means; sink [M]
     events: np.ndarray | None = None  # [B, n-1, G] what happened there since the row's first picture
     stood: tuple[np.ndarray, ...] = ()  # row, later picture, token; colour, shape [C] of what stood there at first
@@ -118,10 +119,12 @@ class Sequence:
 
     def exchange(self, words: Words, question, before: tuple[int, ...] = ()) -> None:
         answer = (*words.ids(question.answer), END)
-        self.mention(words, question.text, len(self.ids) + len(before))
+        start = len(self.ids) + len(before)
+        self.mention(words, question.text, start)
+        nouns = [start + token for token, _ in words.mentions(question.text)]
         self.text((*before, *words.ids(question.text), *words.answer))
         self.asked.append((question.kind, len(self.ids), len(self.ids) + len(answer)))
-        self.told.append((question, len(self.ids), words.spans(question.answer)))
+        self.told.append((question, len(self.ids), words.spans(question.answer), nouns[-1] if nouns else None))
         self.mention(words, question.answer, len(self.ids))
         self.text(answer, len(answer) ** -0.5)
 
@@ -230,6 +233,7 @@ def stack(kind: str, rows: list[Sequence], frames, pictures, stories: list[Story
     gh, gw = frames.shape[2] // 28, frames.shape[3] // 28
     batch = Batch(kind, frames, ids, positions, segments, weights, targets, asked)
     batch.aims, batch.noun_aims = aims(rows, pictures, gh, gw), noun_aims(rows, pictures, gh, gw)
+    batch.asked_aims = asked_aims(rows)
     if stories is None:
         batch.mentions = ground(rows, [scenes[0] for scenes in pictures])
         batch.between = ground_between(rows, [scenes[0] for scenes in pictures])
@@ -307,17 +311,17 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
         if step < 600:
             return still_batch(words, rng, gh, gw, 40, 72, faces, FIRST)
         return still_batch(words, rng, gh, gw, 30, 140, faces, PLAIN, (0, 0, 0, 0, 0, 1))
-    if step >= 11_800 and rng.random() < 0.5:
+    if step >= 11_800 and rng.random() < 0.4:
         return sized_batch(words, rng, faces)
     draw = rng.random()
-    if draw < 0.25:
+    if draw < 0.28:
         gh, gw = rng.choice(SMALL)
         num_frames = rng.choice((4, 4, 6, 8))
         return clip_batch(words, rng, gh, gw, max(8, 1200 // (gh * gw * num_frames)), 100, num_frames)
-    if draw < 0.37:
+    if draw < 0.44:
         gh, gw = rng.choice(SMALL)
         return pair_batch(words, rng, gh, gw, 220 // (gh * gw), 100, faces)
-    if step >= 1500 and draw < 0.43:
+    if step >= 1500 and draw < 0.5:
         gh, gw = rng.choice(((9, 14), (9, 14), (12, 30)))
         gh, gw = rng.randint(9, gh), rng.randint(9, gw)
         gh, gw = rng.sample((gh, gw), 2)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import torch
 
 # The attention that is told where to look: by layer, query heads under each of the two key heads.
-AIM_LAYERS, NOUN_LAYER, COUNT_LAYERS = (3, 4), 2, (2, 3)
-AIM_HEADS, COUNT_HEADS = (0, 3), (1, 4)
+AIM_LAYERS, NOUN_LAYER, COUNT_LAYERS, ASKED_LAYERS = (3, 4), 2, (2, 3), (4, 5)
+AIM_HEADS, COUNT_HEADS, ASKED_HEADS = (0, 3), (1, 4), (2, 5)
 
 
 def attention_of(heads, q, k, mask, row, token):
-    """Logarithms of the attention [M, heads, L] that the given queries pay."""
+    """Logarithms of the attention [M, heads, L] that the given queries pay; `row` [M] ascends."""
+    counts = torch.bincount(row, minlength=len(q))
+    slot = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
     with torch.autocast("cpu", enabled=False):
-        scores = q[:, heads].float() @ k[:, heads].float().mT * q.shape[-1] ** -0.5 + mask
-        return scores[row, :, token].log_softmax(-1)
+        asking = q.new_zeros(len(q), int(counts.max()), len(heads), q.shape[-1])
+        asking = asking.index_put((row, slot), q.transpose(1, 2)[row, token][:, heads]).transpose(1, 2)
+        scores = asking.float() @ k[:, heads].float().mT * q.shape[-1] ** -0.5  # [B, heads, queries of a row, L]
+        return (scores.transpose(1, 2)[row, slot] + mask[row, :, token]).log_softmax(-1)
 
 
 def aim_loss(attention, wanted):
@@ -37,13 +41,15 @@ def count_loss(attention, noun, end, at, start):
     return -((on_thing * share[noun, end]).sum() + (on_start * share).sum()) / share.numel()
 
 
-def told(index, q, k, mask, aims, noun_aims):
-    """What the attention of one layer is told. `aims`: row [M], token [M], wanted [M, L] bool. `noun_aims`: row, token,
-    what `count_loss` takes, whether it means just one thing in just one picture [M], where [M, L]."""
+def told(index, q, k, mask, aims=None, asked_aims=None, noun_aims=None):
+    """What the attention of one layer is told. `aims`, `asked_aims`: row [M], token [M], wanted [M, L] bool;
+    `noun_aims`: row, token, what `count_loss` takes, whether it means just one thing in just one picture [M], where
+    [M, L]."""
     loss = 0.0
-    if aims is not None and index in AIM_LAYERS:
-        row, token, wanted = aims
-        loss = aim_loss(attention_of(AIM_HEADS, q, k, mask, row, token), wanted)
+    for told_layers, heads, some in ((AIM_LAYERS, AIM_HEADS, aims), (ASKED_LAYERS, ASKED_HEADS, asked_aims)):
+        if some is not None and index in told_layers:
+            row, token, wanted = some
+            loss = loss + aim_loss(attention_of(heads, q, k, mask, row, token), wanted)
     if noun_aims is not None and index in COUNT_LAYERS:
         row, token, things, is_one, wanted = noun_aims
         loss = loss + count_loss(attention_of(COUNT_HEADS, q, k, mask, row, token), *things)
@@ -53,9 +59,9 @@ def told(index, q, k, mask, aims, noun_aims):
     return loss
 
 
-def aims(batch):
-    """Row and token of each aim, and where in its row it may look [M, L]; None where a batch has none."""
-    row, token, aim, at = map(torch.from_numpy, batch.aims)
+def aims(batch, found):
+    """Row and token of each aim of a batch, and where in its row it may look [M, L]; None where there are none."""
+    row, token, aim, at = map(torch.from_numpy, found)
     if not len(row):
         return None
     wanted = torch.zeros(len(row), batch.ids.shape[1], dtype=torch.bool)

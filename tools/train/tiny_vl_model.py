@@ -30,7 +30,7 @@ def make_config() -> Qwen2_5_VLConfig:
         vocab_size=VOCAB_SIZE,
         hidden_size=192,
         intermediate_size=512,
-        num_hidden_layers=6,
+        num_hidden_layers=8,
         num_attention_heads=6,
         num_key_value_heads=2,
         max_position_embeddings=4096,
@@ -42,7 +42,7 @@ def make_config() -> Qwen2_5_VLConfig:
         pad_token_id=SPECIAL_IDS["<|endoftext|>"],
     )
     vision = dict(
-        depth=4,
+        depth=6,
         hidden_size=192,
         intermediate_size=512,
         num_heads=6,
@@ -51,7 +51,7 @@ def make_config() -> Qwen2_5_VLConfig:
         spatial_merge_size=MERGE,
         temporal_patch_size=2,
         window_size=112,
-        fullatt_block_indexes=[1, 3],
+        fullatt_block_indexes=[1, 3, 5],
         tokens_per_second=2,
     )
     return Qwen2_5_VLConfig(
@@ -170,7 +170,7 @@ def text_angles(rotary, position_ids):  # [3, B, L] -> cos, sin [B, 1, L, head_d
     return cos[:, None], sin[:, None]
 
 
-def decode(language_model, x, position_ids, mask, tap_layers=(2, 3, 4), aims=None, noun_aims=None):
+def decode(language_model, x, position_ids, mask, tap_layers=(2, 3, 4), **aims):
     """Embeddings [B, L, D] through the language model; also the hidden states after each of `tap_layers`, and the
     losses of the attention that is told where to look."""
     cos, sin = text_angles(language_model.rotary_emb, position_ids)
@@ -186,7 +186,7 @@ def decode(language_model, x, position_ids, mask, tap_layers=(2, 3, 4), aims=Non
         groups = attn.num_key_value_groups
         k, v = rotate(k, cos, sin).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         q = rotate(q, cos, sin)
-        loss = loss + told(index, q, k, mask, aims, noun_aims)
+        loss = loss + told(index, q, k, mask, **aims)
         h = attend(q, k, v, mask)
         x = x + attn.o_proj(h.transpose(1, 2).reshape(b, length, dim))
         x = x + swiglu(rms_norm(x, layer.post_attention_layernorm), layer.mlp)

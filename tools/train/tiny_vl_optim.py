@@ -37,14 +37,17 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     for a, b, c in POLYNOMIALS:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).float() / MEAN_GAIN
+    x = x.float() / MEAN_GAIN
+    return x.mT if tall else x
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised, scaled to the size of an AdamW update; matrices of one shape go in one call."""
 
-    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
+    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.01, divided=None):
+        """`divided(function, stacks)` applies the function to every stack; processes that train together share it."""
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        self.divided = divided or (lambda function, stacks: [function(stack) for stack in stacks])
 
     @torch.no_grad()
     def step(self):
@@ -53,23 +56,26 @@ class Muon(torch.optim.Optimizer):
             for param in group["params"]:
                 if param.grad is not None:
                     by_shape.setdefault(param.shape, []).append(param)
-            for shape, params in by_shape.items():
+            stacks = []
+            for params in by_shape.values():
                 updates = []
                 for param in params:
                     buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
                     buffer.lerp_(param.grad, 1 - group["momentum"])
                     updates.append(param.grad.lerp(buffer, group["momentum"]))
+                stacks.append(torch.stack(updates))
+            for (shape, params), updates in zip(by_shape.items(), self.divided(orthogonal, stacks), strict=True):
                 scale = 0.2 * max(shape) ** 0.5
-                for param, update in zip(params, orthogonal(torch.stack(updates)), strict=True):
+                for param, update in zip(params, updates, strict=True):
                     param.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
 
 
-def make_optimizers(model, heads, lr: float):
+def make_optimizers(model, heads, lr: float, divided=None):
     blocks = [model.model.visual.blocks, model.model.language_model.layers]
     matrices = [param for block in blocks for param in block.parameters() if param.ndim == 2]
     inside = {id(param) for param in matrices}
     rest = [param for param in [*model.parameters(), *heads.parameters()] if id(param) not in inside]
-    return [Muon(matrices, lr), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.01)]
+    return [Muon(matrices, lr, divided=divided), torch.optim.AdamW(rest, lr, betas=(0.9, 0.98), weight_decay=0.01)]
 
 
 class RunningMean:

@@ -28,10 +28,14 @@ LR = 3e-3
 
 
 def tower_batch(rng: random.Random, faces: tuple[str, ...] | None) -> tuple[np.ndarray, ...]:
+    """Pictures of one size; half of the batches are as full of words as they will go."""
     longest = rng.choice((4, 5, 6, 8, 10, 12, 12, 18))
     gh, gw = rng.randint(3, longest), rng.randint(3, longest)
+    is_written = rng.random() < 0.5
+    num_words = (gh, gh, 2 * gh) if is_written else (0, 1, 2, 3, 4, 6)
+    num_objects = (0, 1, 2) if is_written else (None,)
     scenes = [
-        draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice((0, 1, 2, 3, 4, 6)), faces=faces)
+        draw_scene(rng, (gw * 28, gh * 28), rng.choice(num_objects), rng.choice(num_words), faces=faces)
         for _ in range(max(2, BATCH_TOKENS // (gh * gw)))
     ]
     return (np.stack([np.asarray(scene.image) for scene in scenes])[:, None], *stack_targets(scenes))

@@ -9,13 +9,14 @@ rate is flat, then falls linearly over the last `--decay-minutes` of `--minutes`
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
+import functools
 import random
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.multiprocessing as mp
 import torch.nn.functional as F
 from numerics import autocast
 from safetensors import safe_open
@@ -25,6 +26,7 @@ from tiny_vl_look import aims, noun_aims
 from tiny_vl_model import decode, encode, make_model
 from tiny_vl_optim import RunningMean, choose_threads, make_optimizers
 from tiny_vl_targets import NUM_CHARS, NUM_COLOURS, NUM_SHAPES, class_words
+from tiny_vl_together import Together
 from tiny_vl_tower import tower_batch
 from tokenizers import Tokenizer
 
@@ -32,13 +34,15 @@ from triptych.testing.scene_text import FACES
 
 FOLDER = Path(__file__).parents[2] / "src/triptych/zoo/tiny-vl"
 MENTION_WEIGHT, AIM_WEIGHT = 0.4, 0.2
+TOWER_EVERY_STEP = 15_500  # until then the tower has a step of its own before each joint one, later before every other
 WORDS = torch.from_numpy(class_words(Tokenizer.from_file(str(FOLDER / "tokenizer.json"))))
 
 
 def feed(queue, seed: int, step: int, faces) -> None:
     words, rng = Words(FOLDER), random.Random(seed)
     while True:
-        queue.put((next_batch(words, rng, step, faces), tower_batch(rng, faces) if step % 2 == 0 else None))
+        with_tower = step % 2 == 0 or step < TOWER_EVERY_STEP
+        queue.put((next_batch(words, rng, step, faces), tower_batch(rng, faces) if with_tower else None))
         step += 1
 
 
@@ -56,7 +60,13 @@ def forward(model, batch):
     mask = torch.zeros(allowed.shape).masked_fill_(~allowed, -1e4)[:, None]
     positions = torch.from_numpy(batch.positions)
     hidden, (early, middle, late), aimed = decode(
-        model.model.language_model, x, positions, mask, aims=aims(batch), noun_aims=noun_aims(batch)
+        model.model.language_model,
+        x,
+        positions,
+        mask,
+        aims=aims(batch, batch.aims),
+        asked_aims=aims(batch, batch.asked_aims),
+        noun_aims=noun_aims(batch),
     )
     seen = middle[is_vision].view(len(ids), -1, *tokens.shape[1:])
     return hidden, tokens, early[is_vision].view(*tokens.shape), middle, seen, late, aimed
@@ -149,7 +159,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--decay-minutes", type=float, default=35)
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--faces", nargs="*", default=(), help="further TrueType files to write words with")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="one to a core; each has batches of its own")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
     return parser.parse_args()
 
 
@@ -168,22 +179,48 @@ def load_state(out: Path, model) -> dict:
 
 
 def main() -> None:
+    """Starts the processes; each builds the same model, and together they take the same steps."""
     args = parse()
+    together = Together(args.processes, all_params(make_model(), make_heads()))
+    spawn = mp.get_context("spawn")
+    workers = [spawn.Process(target=work, args=(args, rank, together)) for rank in range(args.processes)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if any(worker.exitcode for worker in workers):
+        raise SystemExit("a training process has failed")
+
+
+def make_heads() -> DenseHeads:
+    return DenseHeads(192, NUM_SHAPES, NUM_COLOURS, NUM_CHARS)
+
+
+def all_params(model, heads) -> list[torch.nn.Parameter]:
+    return [*model.parameters(), *heads.parameters()]
+
+
+def work(args, rank: int, together: Together) -> None:
+    torch.manual_seed(0)  # new heads begin alike in all processes
     torch.set_num_threads(args.threads)
-    model, heads = make_model(), DenseHeads(192, NUM_SHAPES, NUM_COLOURS, NUM_CHARS)
+    model, heads = make_model(), make_heads()
     state = load_state(args.out, model)
     heads.load_state_dict(state["heads"], strict=False)
-    optimizers, mean, step = make_optimizers(model, heads, args.lr), RunningMean(model), state["step"]
+    divided = functools.partial(together.divided, rank)
+    optimizers, mean, step = make_optimizers(model, heads, args.lr, divided), RunningMean(model), state["step"]
     if "optimizers" in state:
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
                 old["params"] = list(range(len(group["params"])))  # new heads come last, and begin without moments
             optimizer.load_state_dict(saved)
         mean.weights, mean.steps = state["mean"], step
-    queue = mp.Queue(maxsize=6)
+    queue = mp.get_context("spawn").Queue(maxsize=6)
     faces = FACES * 2 + tuple(args.faces)
-    mp.Process(target=feed, args=(queue, 1000 + step, step, faces), daemon=True).start()
-    loop(args, model, heads, optimizers, mean, step, queue)
+    feeder = mp.get_context("spawn").Process(
+        target=feed, args=(queue, 1000 + step + 500_000 * rank, step, faces), daemon=True
+    )
+    feeder.start()
+    loop(args, model, heads, optimizers, mean, step, queue, rank, together)
 
 
 def tower_loss(model, heads, scenes):
@@ -193,17 +230,20 @@ def tower_loss(model, heads, scenes):
         return tower_targets(model, heads, tokens, frames, targets)
 
 
-def update(model, heads, optimizers) -> None:
-    torch.nn.utils.clip_grad_norm_([*model.parameters(), *heads.parameters()], 1.0)
+def update(model, heads, optimizers, rank: int, together: Together) -> None:
+    params = all_params(model, heads)
+    together.average(rank, params)
+    torch.nn.utils.clip_grad_norm_(params, 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
 
-def loop(args, model, heads, optimizers, mean, step, queue) -> None:
+def loop(args, model, heads, optimizers, mean, step, queue, rank: int, together: Together) -> None:
     batches, judge, seen, start, first = held_out(Words(FOLDER)), make_model(), [], time.time(), step
-    while (left_s := start + 60 * args.minutes - time.time()) > 0:
-        if step % 5 == 0:
+    is_first = rank == 0
+    while (left_s := together.agree(rank, start + 60 * args.minutes - time.time())) > 0:
+        if step % 5 == 0 and args.processes == 1:
             torch.set_num_threads(choose_threads(args.threads))
         rate = args.lr * min(1.0, (step - first + 1) / 50, left_s / 60 / args.decay_minutes + 0.01)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -211,26 +251,29 @@ def loop(args, model, heads, optimizers, mean, step, queue) -> None:
         batch, scenes = queue.get()
         if scenes is not None:  # the tower alone once more: the answers' gradient would drown its dense targets
             tower_loss(model, heads, scenes).backward()
-            update(model, heads, optimizers)
+            update(model, heads, optimizers, rank, together)
         answer, dense, place, aimed = losses(model, heads, batch)
         (answer + 0.5 * dense + place + AIM_WEIGHT * aimed).backward()
-        update(model, heads, optimizers)
-        mean.update(model)
+        update(model, heads, optimizers, rank, together)
         step += 1
+        if not is_first:
+            continue
+        mean.update(model)
         seen.append((answer.item(), dense.item(), place.item(), aimed.item()))
         if step % 25 == 0:
             means = " ".join(f"{value:.4f}" for value in np.mean(seen[-25:], 0))
             print(
                 f"{step} {(time.time() - start) / (step - first):.2f} s/step, lr {rate:.1e}, loss {means}", flush=True
             )
-        if step % 200 == 0:
+        if step % 400 == 0:
             judge.load_state_dict(mean.weights)
             report(args.out, step, evaluate(judge, batches))
-        if step % 25 == 0:
+        if step % 100 == 0:
             keep(args.out, model, heads, optimizers, mean, step)
-    keep(args.out, model, heads, optimizers, mean, step)
-    judge.load_state_dict(mean.weights)
-    report(args.out, step, evaluate(judge, batches))
+    if is_first:
+        keep(args.out, model, heads, optimizers, mean, step)
+        judge.load_state_dict(mean.weights)
+        report(args.out, step, evaluate(judge, batches))
 
 
 def keep(out: Path, model, heads, optimizers, mean, step) -> None:
