@@ -295,8 +295,32 @@ def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, 
 
 FIRST = ("list",) * 4 + ("count", "color", "shape", "exists", "place", "text", "background")
 PLAIN = ("count", "total", "color", "shape", "exists", "place", "background", "size", "list")
-WEAK = ("list", "list", "text", "neighbour", "extreme", "bigger", "biggest", "relation", "count size", "place", "count")
-WEAK += ("size", "count size", "text color", "total", *("bigger", "biggest", "extreme") * 3)
+WEAK = (
+    "list",
+    "list",
+    "text",
+    "text",
+    "text",
+    "neighbour",
+    "relation",
+    "place",
+    "count",
+    "total",
+    "size",
+    "text color",
+)
+WEAK += (
+    "extreme",
+    "extreme",
+    "biggest",
+    "biggest",
+    "bigger",
+    "bigger",
+    "bigger",
+    "count size",
+    "count size",
+    "count size",
+)
 ALL = (*ASKERS, *WEAK)  # the weak twice or more
 WRITTEN = (0, 0, 1, 1, 1, 2)
 SMALL = ((3, 3), (3, 4), (4, 3), (4, 4), (4, 4), (4, 5), (5, 4))
@@ -314,14 +338,14 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
     if step >= 11_800 and rng.random() < 0.4:
         return sized_batch(words, rng, faces)
     draw = rng.random()
-    if draw < 0.28:
+    if draw < 0.22:
         gh, gw = rng.choice(SMALL)
         num_frames = rng.choice((4, 4, 6, 8))
         return clip_batch(words, rng, gh, gw, max(8, 1200 // (gh * gw * num_frames)), 100, num_frames)
-    if draw < 0.44:
+    if draw < 0.36:
         gh, gw = rng.choice(SMALL)
         return pair_batch(words, rng, gh, gw, 220 // (gh * gw), 100, faces)
-    if step >= 1500 and draw < 0.5:
+    if step >= 1500 and draw < 0.43:
         gh, gw = rng.choice(((9, 14), (9, 14), (12, 30)))
         gh, gw = rng.randint(9, gh), rng.randint(9, gw)
         gh, gw = rng.sample((gh, gw), 2)

@@ -74,11 +74,11 @@ class DenseHeads(nn.Module):
             4 * F.cross_entropy(char_logits, char),
             F.cross_entropy(self.background(tokens).float().flatten(0, 1), background.flatten()),
             self.box_loss(tokens, box),
-            mean_loss(self.order(tokens).float().view(-1, MOST_CHARS), order.flatten()),
+            2 * mean_loss(self.order(tokens).float().view(-1, MOST_CHARS), order.flatten()),
             mean_loss(self.written(tokens).float().view(-1, self.sizes[1]), written.flatten()),
             2 * mean_loss(self.rank(tokens).float().view(-1, MOST_RANKED), rank.flatten()),
             8 * self.extreme_loss(tokens, extreme),
-            self.spelled_loss(tokens, spelled.flatten()),
+            3 * self.spelled_loss(tokens, spelled.flatten()),
         ]
 
     def spelled_loss(self, tokens, spelled):
