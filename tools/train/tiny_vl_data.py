@@ -295,33 +295,12 @@ def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, 
 
 FIRST = ("list",) * 4 + ("count", "color", "shape", "exists", "place", "text", "background")
 PLAIN = ("count", "total", "color", "shape", "exists", "place", "background", "size", "list")
-WEAK = (
-    "list",
-    "list",
-    "text",
-    "text",
-    "text",
-    "neighbour",
-    "relation",
-    "place",
-    "count",
-    "total",
-    "size",
-    "text color",
-)
-WEAK += (
-    "extreme",
-    "extreme",
-    "biggest",
-    "biggest",
-    "bigger",
-    "bigger",
-    "bigger",
-    "count size",
-    "count size",
-    "count size",
-)
-ALL = (*ASKERS, *WEAK)  # the weak twice or more
+WEAK = {  # kinds asked oftener than their weight says, and how many times more
+    **dict.fromkeys(("neighbour", "relation", "place", "count", "total", "size", "text color"), 1),
+    **dict.fromkeys(("list", "extreme", "biggest"), 2),
+    **dict.fromkeys(("text", "bigger", "count size"), 3),
+}
+ALL = (*ASKERS, *(name for name, times in WEAK.items() for _ in range(times)))
 WRITTEN = (0, 0, 1, 1, 1, 2)
 SMALL = ((3, 3), (3, 4), (4, 3), (4, 4), (4, 4), (4, 5), (5, 4))
 LARGEST = (18, 18, 24, 32)  # tokens to a side of a large picture, at most
