@@ -317,14 +317,14 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
     if step >= 11_800 and rng.random() < 0.4:
         return sized_batch(words, rng, faces)
     draw = rng.random()
-    if draw < 0.22:
+    if draw < 0.17:
         gh, gw = rng.choice(SMALL)
         num_frames = rng.choice((4, 4, 6, 8))
         return clip_batch(words, rng, gh, gw, max(8, 1200 // (gh * gw * num_frames)), 100, num_frames)
-    if draw < 0.36:
+    if draw < 0.28:
         gh, gw = rng.choice(SMALL)
         return pair_batch(words, rng, gh, gw, 220 // (gh * gw), 100, faces)
-    if step >= 1500 and draw < 0.43:
+    if step >= 1500 and draw < 0.4:
         gh, gw = rng.choice(((9, 14), (9, 14), (12, 30)))
         gh, gw = rng.randint(9, gh), rng.randint(9, gw)
         gh, gw = rng.sample((gh, gw), 2)
@@ -336,8 +336,8 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
 
 
 def sized_batch(words, rng: random.Random, faces=None) -> Batch:
-    """Pictures of any size that is asked about, one batch in seven of large ones; many questions about each."""
-    if rng.random() < 0.15:
+    """Pictures of any size that is asked about, three in ten of large ones; many questions about each."""
+    if rng.random() < 0.3:
         longest = rng.choice(LARGEST)
         gh, gw = rng.randint(12, longest), rng.randint(12, longest)
         return still_batch(words, rng, gh, gw, max(1, 450 // (gh * gw)), 320, faces, ALL, WRITTEN)
