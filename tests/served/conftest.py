@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.served.faulty_engine import DELAYS_VARIABLE
@@ -28,14 +29,18 @@ from triptych.core.config import (
     Tenant,
     Tier,
 )
+from triptych.models.served import choose_device, is_emulated
 
 CHAT = "/v1/chat/completions"
-EMBED_BYTES = 192 * 4
+# What serves is bfloat16 where the device has it, else float32: budgets are so many tokens in either.
+ELEMENT_BYTES = 4 if is_emulated(torch.bfloat16, choose_device("auto")) else 2
+EMBED_BYTES = 192 * ELEMENT_BYTES
+KEY_VALUE_BYTES = 8 * 2 * 2 * 32 * ELEMENT_BYTES  # layers, keys and values, heads, width
 ENGINE = EngineConfig(
     num_threads=1,
     max_running=4,
     max_step_tokens=128,
-    kv_cache_bytes=6 * 2**20,
+    kv_cache_bytes=2048 * KEY_VALUE_BYTES,
     encoder_cache_bytes=900 * EMBED_BYTES,
 )
 TIER = Tier(max_images=4, max_item_pixels=2_000_000, max_item_bytes=4 * 2**20, max_download_s=60)

@@ -6,6 +6,7 @@ import re
 import torch
 from click.testing import CliRunner
 
+from tests.served.conftest import ENGINE
 from tests.served.pictures import ask, image_part, picture
 from triptych.cli import main
 from triptych.metrics.names import CACHES
@@ -68,4 +69,4 @@ def test_engine_says_what_it_takes(served):
     assert 24 <= steps <= 30
     assert after["triptych_engine_busy_ms_total"] > before["triptych_engine_busy_ms_total"]
     assert 0 < after["triptych_device_memory_used_bytes"] < after["triptych_device_memory_total_bytes"]
-    assert after["triptych_kv_bytes_total"] == 6 * 2**20
+    assert after["triptych_kv_bytes_total"] == ENGINE.kv_cache_bytes
