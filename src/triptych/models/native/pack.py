@@ -25,8 +25,17 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 
 def pack_panels(weight: torch.Tensor) -> torch.Tensor:
     """[N, K] of any type -> flat float32, for the products of many rows without tiles. N % 16 == 0."""
+    return _panels(weight.float(), unit=1)
+
+
+def pack_pairs(weight: torch.Tensor) -> torch.Tensor:
+    """[N, K] -> flat bfloat16, the same with two neighbours of a sum together. N % 16 == 0, K % 2 == 0."""
+    return _panels(weight.bfloat16(), unit=2)
+
+
+def _panels(weight: torch.Tensor, unit: int) -> torch.Tensor:
     columns, width = weight.shape
-    return weight.float().view(columns // PANEL, PANEL, width).transpose(1, 2).contiguous().view(-1)
+    return weight.view(columns // PANEL, PANEL, width // unit, unit).transpose(1, 2).contiguous().view(-1)
 
 
 def is_narrow(weight: torch.Tensor) -> bool:

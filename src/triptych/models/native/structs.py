@@ -8,6 +8,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_vo
 import torch
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
+FLOATS, PAIRS, TILES = range(3)  # how bfloat16 is multiplied: widened, by AVX512-BF16, by AMX
 NARROW = 2  # float32 throughout, from weights kept in bfloat16
 
 
@@ -69,6 +70,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Give the library's functions their types."""
     library.triptych_has_tiles.restype = c_int32
     library.triptych_has_tiles.argtypes = []
+    library.triptych_products.restype = c_int32
+    library.triptych_products.argtypes = []
     library.triptych_decoder_new.restype = c_void_p
     library.triptych_decoder_new.argtypes = [POINTER(DecoderShape), c_int32, c_int32]
     library.triptych_decoder_free.restype = None

@@ -14,13 +14,28 @@ import torch
 from torch import nn
 
 from triptych.models.native.build import NativeUnavailable, load_library
-from triptych.models.native.pack import GROUP, PANEL, pack_panels, pack_vector, pack_weight
-from triptych.models.native.structs import KINDS, EncoderShape, EncoderWeights, declare, raise_message
+from triptych.models.native.pack import GROUP, PANEL, pack_pairs, pack_panels, pack_vector, pack_weight
+from triptych.models.native.structs import (
+    FLOATS,
+    KINDS,
+    PAIRS,
+    TILES,
+    EncoderShape,
+    EncoderWeights,
+    declare,
+    raise_message,
+)
 
 LAYER_CLASSES = frozenset({"Idefics3EncoderLayer", "SmolVLMEncoderLayer", "SiglipEncoderLayer", "CLIPEncoderLayer"})
 LAYER_PARTS = {"self_attn", "layer_norm1", "mlp", "layer_norm2"}
 ACTIVATIONS = {"gelu_pytorch_tanh": 1, "quick_gelu": 2}
 MAX_HEAD_DIM = 256
+PACKS = {FLOATS: pack_panels, PAIRS: pack_pairs, TILES: pack_weight}
+REASONS = {
+    FLOATS: "portable kernels in float32",
+    PAIRS: "AVX512-BF16 kernels in bfloat16",
+    TILES: "AMX kernels in bfloat16",
+}
 # Relative distance of the check's result from the stock layer's.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 CHECK_TOKENS = 45
@@ -29,18 +44,20 @@ CHECK_TOKENS = 45
 class NativeTower:
     """Owner of the kernels' workspace and of the packed weights of all layers. One call at a time.
 
-    With AMX a bfloat16 tower runs on tiles. Any other runs in float32 inside, from weights kept in float32.
+    With AMX a bfloat16 tower runs on tiles, with AVX512-BF16 on pairs. Any other runs in float32 inside, from weights
+    kept in float32. `products` says less than the best that the CPU has.
     Heads and inner layers of other sizes (72 and 4304 in SigLIP So400m) are filled up with zeros.
     """
 
-    def __init__(self, layers: Sequence[Any], *, use_tiles: bool = True) -> None:
+    def __init__(self, layers: Sequence[Any], *, products: int = TILES) -> None:
         """Raises NativeUnavailable. The layers are untouched until `install`."""
         self._library = declare(load_library())
         if not layers:
             raise NativeUnavailable("the model has no tower")
         self.dtype = next(layers[0].parameters()).dtype
-        self.has_tiles = bool(use_tiles and self.dtype == torch.bfloat16 and self._library.triptych_has_tiles())
-        multiple = GROUP if self.has_tiles else PANEL
+        best = self._library.triptych_products() if self.dtype == torch.bfloat16 else FLOATS
+        self.products = min(products, best)
+        multiple = GROUP if self.products == TILES else PANEL
         for layer in layers:
             _check_layer(layer, self.dtype, multiple)
         self._layers = list(layers)
@@ -56,7 +73,7 @@ class NativeTower:
         )
         with torch.inference_mode():
             self._weights = [self._pack(layer) for layer in layers]
-        self._handle = self._library.triptych_encoder_new(ctypes.byref(shape), KINDS[self.dtype], self.has_tiles)
+        self._handle = self._library.triptych_encoder_new(ctypes.byref(shape), KINDS[self.dtype], self.products)
         if not self._handle:
             raise NativeUnavailable("no memory for the native tower")
 
@@ -67,7 +84,7 @@ class NativeTower:
     @property
     def reason(self) -> str:
         """What computes, in one phrase."""
-        return "AMX kernels in bfloat16" if self.has_tiles else "portable kernels in float32"
+        return REASONS[self.products]
 
     def layer(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """[B, S, D] -> the same; attention within each of the B pictures."""
@@ -108,7 +125,7 @@ class NativeTower:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         norms = (layer.layer_norm1, layer.layer_norm2)
-        keep, pack = self._keep, pack_weight if self.has_tiles else pack_panels
+        keep, pack = self._keep, PACKS[self.products]
         return EncoderWeights(
             *(keep(pack_vector(vector)) for norm in norms for vector in (norm.weight, norm.bias)),
             keep(pack(torch.cat([self._fill_heads(p.weight, attention) for p in projections]))),

@@ -9,6 +9,7 @@
 using namespace triptych;
 
 namespace {
+enum Products : int32_t { kFloats = 0, kPairs = 1, kTiles = 2 };  // of bfloat16: widened, by AVX512-BF16, by AMX
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kNarrow = 2 };  // narrow: float32, weights kept in bfloat16
 thread_local char message[256];
 
@@ -62,6 +63,16 @@ int32_t triptych_has_tiles() {
 #endif
 }
 
+// The fastest that this CPU has for bfloat16.
+int32_t triptych_products() {
+  if (triptych_has_tiles()) return kTiles;
+#ifdef __AVX512BF16__
+  return kPairs;
+#else
+  return kFloats;
+#endif
+}
+
 DecoderBase* triptych_decoder_new(const DecoderShape* shape, int32_t kind, int32_t use_tiles) {
   try {
     if (kind == kFloat32) return new Decoder<Portable<float>>(*shape);
@@ -104,11 +115,15 @@ const char* triptych_resample(const void* in, int32_t height, int32_t width, voi
   });
 }
 
-EncoderBase* triptych_encoder_new(const EncoderShape* shape, int32_t kind, int32_t use_tiles) {
+// `products`: those that the weights are packed for.
+EncoderBase* triptych_encoder_new(const EncoderShape* shape, int32_t kind, int32_t products) {
   try {
     if (kind == kFloat32) return new Encoder<Panels<float>>(*shape);
 #ifdef __AMX_BF16__
-    if (use_tiles && triptych_has_tiles()) return new Encoder<Tiles>(*shape);
+    if (products == kTiles && triptych_has_tiles()) return new Encoder<Tiles>(*shape);
+#endif
+#ifdef __AVX512BF16__
+    if (products == kPairs) return new Encoder<Panels<bf16, bf16x2>>(*shape);
 #endif
     return new Encoder<Panels<bf16>>(*shape);
   } catch (const std::bad_alloc&) {
