@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from triptych.models.base import KvSpec
 from triptych.models.native.decoder import NativeDecoder, NativeLinear
+from triptych.models.native.structs import PRODUCT_NAMES
 from triptych.models.paged_attention import ATTENTION_NAME, PagedBatch, PagedKv, SequenceStep, build_batch, register
 
 BLOCK_TOKENS = 32
@@ -73,7 +74,16 @@ def main() -> None:
             results.append(compare(f"decode {batch_size} at context {args.context}", model, native, steps, args.rounds))
         for num_tokens in args.prefill:
             results.append(compare(f"prefill {num_tokens}", model, native, [(0, num_tokens)], args.rounds))
-    print(json.dumps({"dtype": args.dtype, "threads": args.threads, "tiles": native[0].has_tiles, "results": results}))
+    print(
+        json.dumps(
+            {
+                "dtype": args.dtype,
+                "threads": args.threads,
+                "products": PRODUCT_NAMES[native[0].products],
+                "results": results,
+            }
+        )
+    )
 
 
 def compare(name: str, model: LlamaForCausalLM, native: tuple, sizes: list[tuple[int, int]], rounds: int) -> dict:

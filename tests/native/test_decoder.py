@@ -11,6 +11,7 @@ from triptych.models.base import Expanded
 from triptych.models.native import accelerate
 from triptych.models.native.choose import Accelerated, Choice
 from triptych.models.native.decoder import NativeDecoder, NativeLinear
+from triptych.models.native.structs import FLOATS, PAIRS, PRODUCT_NAMES, TILES
 from triptych.models.paged_attention import SequenceStep
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -33,9 +34,9 @@ def script() -> list[list[SequenceStep]]:
     ]
 
 
-def fast(served, use_tiles: bool) -> Accelerated:
-    decoder = NativeDecoder(served.language, use_tiles=use_tiles)
-    return Accelerated(served, decoder, NativeLinear(served.head, use_tiles=use_tiles), Choice("native", ""))
+def fast(served, products: int = TILES) -> Accelerated:
+    decoder = NativeDecoder(served.language, products=products)
+    return Accelerated(served, decoder, NativeLinear(served.head, products=products), Choice("native", ""))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +56,7 @@ def test_float32_weights_that_fit_bfloat16_are_kept_in_it():
     """Half the bytes, float32's result: one rounding of an element, and the weights stay as they are."""
     torch.manual_seed(0)
     served = serve(llama().bfloat16().float())
-    narrow = fast(served, use_tiles=True)
+    narrow = fast(served)
     assert narrow._decoder.is_narrow
     kv = pools(served, NUM_BLOCKS), pools(served, NUM_BLOCKS)
     with torch.inference_mode():
@@ -67,19 +68,21 @@ def test_float32_weights_that_fit_bfloat16_are_kept_in_it():
             assert distance(narrow.logits(actual), served.logits(expected)) < 1e-5
 
         served.language.layers[-1].mlp.down_proj.weight[0, 0] += 1e-5
-    assert not fast(served, use_tiles=True)._decoder.is_narrow
+    assert not fast(served)._decoder.is_narrow
 
 
-@pytest.mark.parametrize("use_tiles", [False, True])
+@pytest.mark.parametrize("products", [FLOATS, PAIRS, TILES])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bfloat16_is_as_near_to_float32_as_eager(kind, use_tiles):
+def test_bfloat16_is_as_near_to_float32_as_eager(kind, products):
     """Against the same weights in float32, the kernels' error is at most 1.2 times the stock modules' own."""
     torch.manual_seed(0)
     exact = serve(kind())
     rounded = copy.deepcopy(exact.model).to(torch.bfloat16)
     exact.model.load_state_dict({name: value.float() for name, value in rounded.state_dict().items()})
     stock = exact.__class__(rounded, exact.info)
-    native = fast(stock, use_tiles)
+    native = fast(stock, products)
+    if native._decoder.products != products:
+        pytest.skip(f"this CPU has no {PRODUCT_NAMES[products]}")
     kv = [pools(exact, NUM_BLOCKS), pools(stock, NUM_BLOCKS), pools(stock, NUM_BLOCKS)]
 
     with torch.inference_mode():
@@ -97,7 +100,7 @@ def test_block_size_changes_nothing(dtype, block_size):
     """Scattered blocks of any size hold the same sequence, so the result is the same to the bit."""
     torch.manual_seed(0)
     served = serve(llama().to(dtype))
-    native = fast(served, use_tiles=True)
+    native = fast(served)
     whole = [SequenceStep([0, 1], 0, 45)], [SequenceStep([0, 1], 45, 1)]
     num_blocks = -(-46 // block_size)
     table = torch.randperm(num_blocks).tolist()
@@ -115,7 +118,7 @@ def test_a_row_does_not_depend_on_who_shares_the_batch(dtype):
     """One decode row among 1 to 16 others, on a long context: its hidden state is the same to the bit."""
     torch.manual_seed(0)
     served = serve(llama().to(dtype))
-    native = fast(served, use_tiles=True)
+    native = fast(served)
     kv = pools(served, 17 * 40)
     for pool in (*kv.keys, *kv.values):
         pool.normal_()
@@ -134,7 +137,7 @@ def test_long_contexts_are_split_and_joined(dtype):
     for kind, bound in ((llama, 0.02), (mistral, 0.02)):
         torch.manual_seed(0)
         served = serve(kind().to(dtype))
-        native = fast(served, use_tiles=True)
+        native = fast(served)
         kv = pools(served, 100)
         for pool in (*kv.keys, *kv.values):
             pool.normal_()
@@ -149,7 +152,7 @@ def test_whole_spans_attend_both_ways(dtype):
     """A span that must be seen whole is seen whole, also under a window and beside a decode row."""
     torch.manual_seed(0)
     served = serve(mistral().to(dtype))
-    native = fast(served, use_tiles=True)
+    native = fast(served)
     a, b = scattered(2, 2)
     script = [
         [SequenceStep(a, 0, 40, whole=((3, 21), (25, 30))), SequenceStep(b, 0, 6)],
@@ -169,7 +172,7 @@ def test_a_bad_row_spoils_only_its_sequence():
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
         served = serve(llama().to(dtype))
-        native = fast(served, use_tiles=True)
+        native = fast(served)
         a, b, c = scattered(3, 3)
         steps = [SequenceStep(a, 0, 1), SequenceStep(b, 0, 9), SequenceStep(c, 0, 20)]
         with torch.inference_mode():
@@ -192,5 +195,5 @@ def test_head_gives_float32_logits(rows, dtype):
     with torch.inference_mode():
         expected = x.float() @ linear.weight.float().T + linear.bias.float()
 
-        for use_tiles in (False, True):
-            torch.testing.assert_close(NativeLinear(linear, use_tiles=use_tiles)(x), expected, rtol=1e-5, atol=1e-5)
+        for products in (FLOATS, PAIRS, TILES):  # or the best that this CPU has
+            torch.testing.assert_close(NativeLinear(linear, products=products)(x), expected, rtol=1e-5, atol=1e-5)

@@ -9,7 +9,7 @@ from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionTransfo
 
 from tests.native.decoders import distance
 from triptych.models.native import NativeUnavailable
-from triptych.models.native.structs import FLOATS, PAIRS, TILES
+from triptych.models.native.structs import FLOATS, PAIRS, PRODUCT_NAMES, TILES
 from triptych.models.native.tower import NativeTower
 from triptych.models.paged_attention import register
 
@@ -50,7 +50,7 @@ def make(kind, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.nn.Module, to
 def native(layers: list[torch.nn.Module], products: int) -> NativeTower:
     tower = NativeTower(layers, products=products)
     if tower.products != products:
-        pytest.skip(f"this CPU has no {'AMX' if products == TILES else 'AVX512-BF16'}")
+        pytest.skip(f"this CPU has no {PRODUCT_NAMES[products]}")
     return tower
 
 

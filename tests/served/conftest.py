@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from transformers import AutoConfig
 
 from tests.served.faulty_engine import DELAYS_VARIABLE
 from tests.served.sources import Sources
@@ -34,8 +35,10 @@ from triptych.models.served import choose_device, is_emulated
 CHAT = "/v1/chat/completions"
 # What serves is bfloat16 where the device has it, else float32: budgets are so many tokens in either.
 ELEMENT_BYTES = 4 if is_emulated(torch.bfloat16, choose_device("auto")) else 2
-EMBED_BYTES = 192 * ELEMENT_BYTES
-KEY_VALUE_BYTES = 8 * 2 * 2 * 32 * ELEMENT_BYTES  # layers, keys and values, heads, width
+TEXT = AutoConfig.from_pretrained(zoo.folder("tiny-vl")).get_text_config()
+EMBED_BYTES = TEXT.hidden_size * ELEMENT_BYTES
+HEAD_DIM = TEXT.hidden_size // TEXT.num_attention_heads
+KEY_VALUE_BYTES = TEXT.num_hidden_layers * 2 * TEXT.num_key_value_heads * HEAD_DIM * ELEMENT_BYTES  # keys and values
 ENGINE = EngineConfig(
     num_threads=1,
     max_running=4,

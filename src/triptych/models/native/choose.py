@@ -18,6 +18,7 @@ from triptych.models.base import ServedModel
 from triptych.models.native.build import NativeUnavailable
 from triptych.models.native.decoder import NativeDecoder, NativeLinear
 from triptych.models.native.rotary import RotaryTable
+from triptych.models.native.structs import PRODUCT_NAMES
 from triptych.models.native.tower import NativeTower
 from triptych.models.paged_attention import PagedBatch, PagedKv, SequenceStep, build_batch
 from triptych.models.served import StockModel
@@ -101,8 +102,7 @@ def _native(served: ServedModel) -> Accelerated:
     if not isinstance(served, StockModel) or type(served).forward is not StockModel.forward:
         raise NativeUnavailable(f"{type(served).__name__} does not run its language part as a stock decoder")
     decoder = NativeDecoder(served.language)
-    kernels = "AMX" if decoder.has_tiles else "portable"
-    reason = f"{kernels} kernels in {str(served.dtype).removeprefix('torch.')}"
+    reason = f"{PRODUCT_NAMES[decoder.products]} kernels in {str(served.dtype).removeprefix('torch.')}"
     if decoder.is_narrow:
         reason += ", weights kept in bfloat16 without loss"
     fast = Accelerated(served, decoder, _native_head(served), Choice("native", reason))

@@ -17,8 +17,10 @@ from triptych.models.native.build import NativeUnavailable, load_library
 from triptych.models.native.pack import GROUP, is_narrow, pack_vector, pack_weight
 from triptych.models.native.read_layers import DecoderSizes, LayerParts, check_kind, read_layer, read_sizes
 from triptych.models.native.structs import (
+    FLOATS,
     KINDS,
     NARROW,
+    TILES,
     DecoderShape,
     LayerWeights,
     Part,
@@ -30,13 +32,12 @@ from triptych.models.paged_attention import PagedBatch, PagedKv, PrefillPart
 
 
 class NativeDecoder:
-    """Called from one thread at a time, under inference mode. `use_tiles=False` keeps to kernels without AMX."""
+    """Called from one thread at a time, under inference mode. `products` says less than the best that the CPU has."""
 
-    def __init__(self, language: Any, *, use_tiles: bool = True) -> None:
+    def __init__(self, language: Any, *, products: int = TILES) -> None:
         """Raises NativeUnavailable: no compiler, or a kind of layer, size or dtype the kernels do not compute."""
         check_kind(language)
         self.sizes = read_sizes(language)
-        self.has_tiles = False
         self._library = declare(load_library())
         self._alive: list[torch.Tensor] = []  # what the kernels point into
         self._pools: WeakKeyDictionary[PagedKv, tuple[ctypes.Array, ctypes.Array]] = WeakKeyDictionary()
@@ -50,8 +51,9 @@ class NativeDecoder:
             layers = (LayerWeights * len(parts))(*(self._pack_layer(part) for part in parts))
             shape = self._shape(len(parts), layers, self._keep(pack_vector(language.norm.weight)))
         kind = NARROW if self.is_narrow else KINDS[self.sizes.dtype]
-        self.has_tiles = bool(use_tiles and kind == 1 and self._library.triptych_has_tiles())
-        self._handle = self._library.triptych_decoder_new(ctypes.byref(shape), kind, self.has_tiles)
+        best = FLOATS if kind != KINDS[torch.bfloat16] else self._library.triptych_products()
+        self.products = min(products, best)
+        self._handle = self._library.triptych_decoder_new(ctypes.byref(shape), kind, self.products)
         if not self._handle:
             raise NativeUnavailable("no memory for the native decoder")
 
@@ -144,7 +146,7 @@ class NativeDecoder:
 class NativeLinear:
     """A linear layer with float32 output: the output head."""
 
-    def __init__(self, linear: nn.Module, *, use_tiles: bool = True) -> None:
+    def __init__(self, linear: nn.Module, *, products: int = TILES) -> None:
         """Raises NativeUnavailable."""
         if type(linear) is not nn.Linear or linear.weight.device.type != "cpu" or linear.weight.dtype not in KINDS:
             raise NativeUnavailable(f"the head is a {type(linear).__name__} the kernels do not compute")
@@ -158,7 +160,7 @@ class NativeLinear:
             self._bias = pack_vector(linear.bias)
         self._dtype = linear.weight.dtype
         self._kind = NARROW if narrow else KINDS[self._dtype]
-        self._use_tiles = use_tiles and self._kind == KINDS[torch.bfloat16]
+        self._products = min(products, self._library.triptych_products())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, K] -> [N, columns] float32."""
@@ -169,7 +171,7 @@ class NativeLinear:
         if len(x):
             message = self._library.triptych_linear(
                 *(x.contiguous().data_ptr(), len(x), self.width, self._weight.data_ptr(), bias, self.columns),
-                *(-(-self.columns // GROUP) * GROUP, out.data_ptr(), self._kind, self._use_tiles),
+                *(-(-self.columns // GROUP) * GROUP, out.data_ptr(), self._kind, self._products),
                 torch.get_num_threads(),
             )
             raise_message(message)

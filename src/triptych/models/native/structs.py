@@ -9,6 +9,7 @@ import torch
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 FLOATS, PAIRS, TILES = range(3)  # how bfloat16 is multiplied: widened, by AVX512-BF16, by AMX
+PRODUCT_NAMES = ("portable", "AVX512-BF16", "AMX")
 NARROW = 2  # float32 throughout, from weights kept in bfloat16
 
 
@@ -68,8 +69,6 @@ class EncoderShape(Structure):
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Give the library's functions their types."""
-    library.triptych_has_tiles.restype = c_int32
-    library.triptych_has_tiles.argtypes = []
     library.triptych_products.restype = c_int32
     library.triptych_products.argtypes = []
     library.triptych_decoder_new.restype = c_void_p

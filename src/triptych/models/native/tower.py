@@ -19,6 +19,7 @@ from triptych.models.native.structs import (
     FLOATS,
     KINDS,
     PAIRS,
+    PRODUCT_NAMES,
     TILES,
     EncoderShape,
     EncoderWeights,
@@ -31,11 +32,6 @@ LAYER_PARTS = {"self_attn", "layer_norm1", "mlp", "layer_norm2"}
 ACTIVATIONS = {"gelu_pytorch_tanh": 1, "quick_gelu": 2}
 MAX_HEAD_DIM = 256
 PACKS = {FLOATS: pack_panels, PAIRS: pack_pairs, TILES: pack_weight}
-REASONS = {
-    FLOATS: "portable kernels in float32",
-    PAIRS: "AVX512-BF16 kernels in bfloat16",
-    TILES: "AMX kernels in bfloat16",
-}
 # Relative distance of the check's result from the stock layer's.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 CHECK_TOKENS = 45
@@ -84,7 +80,8 @@ class NativeTower:
     @property
     def reason(self) -> str:
         """What computes, in one phrase."""
-        return REASONS[self.products]
+        inside = "float32" if self.products == FLOATS else "bfloat16"
+        return f"{PRODUCT_NAMES[self.products]} kernels in {inside}"
 
     def layer(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """[B, S, D] -> the same; attention within each of the B pictures."""

@@ -67,6 +67,7 @@ template <class Kernel>
 class Decoder final : public DecoderBase {
   using T = typename Kernel::Store;
   using Act = typename Kernel::Act;
+  using Query = typename Kernel::Query;
 
  public:
   explicit Decoder(const DecoderShape& shape)
@@ -299,7 +300,7 @@ class Decoder final : public DecoderBase {
         continue;
       }
       const int64_t* slots = in.decode_slots + row * in.decode_width + lo;
-      const Act* queries = queries_ + (size_t)row * q_width_ + (size_t)q * shape_.head_dim;
+      const Query* queries = queries_ + (size_t)row * q_width_ + (size_t)q * shape_.head_dim;
       if constexpr (Kernel::kTiles) {
         attend_tiles(queries, shape_.head_dim, count, slots, int(hi - lo), lo % 16 == 0 && in.block_size % 16 == 0, keys,
                      values, head, shape_.scale, shape_.softcap, scratch, result);
@@ -438,11 +439,13 @@ class Decoder final : public DecoderBase {
   int group_, q_width_, kv_width_, num_splits_ = 1;
   size_t act_count_ = 0, scratch_count_ = 0;
   float *hidden_, *qkv_, *attended_, *peaks_, *totals_, *partials_, *scratch_;
-  Act *queries_, *inner_, *act_;
+  Query* queries_;
+  Act *inner_, *act_;
   T *gathered_ = nullptr, *value_tiles_ = nullptr;
   Buffer<float> hidden_buffer_, qkv_buffer_, attended_buffer_, peak_buffer_, total_buffer_, partial_buffer_,
       scratch_buffer_;
-  Buffer<Act> query_buffer_, inner_buffer_, act_buffer_;
+  Buffer<Query> query_buffer_;
+  Buffer<Act> inner_buffer_, act_buffer_;
   Buffer<T> gathered_buffer_, value_buffer_;
 };
 

@@ -69,6 +69,7 @@ struct Portable {
   using Weight = W;
   using Store = S;
   using Act = float;
+  using Query = float;
   static constexpr bool kTiles = false;
 
   static size_t act_count(int rows, int k) { return (size_t)rows * k; }
@@ -140,6 +141,79 @@ struct Portable {
   }
 };
 
+#ifdef __AVX512BF16__
+
+// Activations as rows of bfloat16. The tiles' layout of a weight is also that of pairs: it is used as it comes from memory.
+struct Pairs {
+  using Weight = bf16;
+  using Store = bf16;
+  using Act = bf16;
+  using Query = float;
+  static constexpr bool kTiles = false;
+
+  static size_t act_count(int rows, int k) { return (size_t)rows * k; }
+  static bf16* act(bf16* base, int k, int row, int col) { return base + (size_t)row * k + col; }
+  static void begin(int) {}
+  static void end() {}
+
+  template <class Emit>
+  static void gemm(const bf16* a, int rows, int k, const bf16* weight, int lo, int hi, Emit emit) {
+    alignas(64) float sums[kRows * kGroup];
+    const int blocks = (rows + kRows - 1) / kRows;
+    for (int group = lo; group < hi; group++) {
+      const bf16* w = weight + (size_t)group * k * kGroup;
+      for (int block = 0; block < blocks; block++) {
+        const int row = block * rows / blocks, count = (block + 1) * rows / blocks - row;
+        rows_product<kRows>(count, (const bf16x2*)(a + (size_t)row * k), k / 2, (const bf16x2*)w, sums, Ahead(w, k, block, blocks));
+        emit(row, count, group * kGroup, sums);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kNear = 8192;  // bytes that a lone block fetches ahead of their use
+
+  // What follows in memory: what a lone block needs next, else a slice of the next group.
+  struct Ahead {
+    Ahead(const bf16* w, int k, int block, int blocks)
+        : lines((32 + blocks - 1) / blocks), base((const char*)w + (blocks == 1 ? kNear : (size_t)k * (kGroup * 2 + 2 * lines * block))) {}
+    void fetch(int step) const {
+      for (int line = 0; line < lines; line++) __builtin_prefetch(base + (size_t)(step * lines + line) * 64, 0, 2);
+    }
+    const int lines;  // for each step of 32 elements
+    const char* base;
+  };
+
+  template <int R>
+  static void rows_product(int rows, const bf16x2* a, int k, const bf16x2* w, float* c, Ahead ahead) {
+    if (rows == R)
+      product<R>(a, k, w, c, ahead);
+    else if constexpr (R > 1)
+      rows_product<R - 1>(rows, a, k, w, c, ahead);
+  }
+
+  template <int R>
+  static void product(const bf16x2* a, int k, const bf16x2* w, float* c, Ahead ahead) {
+    v16 left[R] = {}, right[R] = {};
+    for (int i = 0; i < k; i += 16, w += 2 * 256) {
+      ahead.fetch(i / 16);
+#pragma GCC unroll 4
+      for (int pair = 0; pair < 16; pair++) {
+        const auto left_columns = columns_of(w + pair * 16), right_columns = columns_of(w + 256 + pair * 16);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+          multiply_add(left[r], a[(size_t)r * k + i + pair], left_columns);
+          multiply_add(right[r], a[(size_t)r * k + i + pair], right_columns);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) store16(c + r * kGroup, left[r]), store16(c + r * kGroup + 16, right[r]);
+  }
+};
+
+#endif
+
 #ifdef __AMX_BF16__
 
 struct TileConfig {
@@ -169,6 +243,7 @@ struct Amx {
   using Weight = bf16;
   using Store = bf16;
   using Act = bf16;
+  using Query = bf16;
   static constexpr bool kTiles = true;
 
   static bool request_permission() {

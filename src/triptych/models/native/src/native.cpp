@@ -54,18 +54,12 @@ void linear(const void* x, int rows, int k, const void* weight, const float* bia
 
 extern "C" {
 
-int32_t triptych_has_tiles() {
-#ifdef __AMX_BF16__
-  static const bool granted = Amx::request_permission();
-  return granted;
-#else
-  return 0;
-#endif
-}
-
 // The fastest that this CPU has for bfloat16.
 int32_t triptych_products() {
-  if (triptych_has_tiles()) return kTiles;
+#ifdef __AMX_BF16__
+  static const bool granted = Amx::request_permission();
+  if (granted) return kTiles;
+#endif
 #ifdef __AVX512BF16__
   return kPairs;
 #else
@@ -73,12 +67,15 @@ int32_t triptych_products() {
 #endif
 }
 
-DecoderBase* triptych_decoder_new(const DecoderShape* shape, int32_t kind, int32_t use_tiles) {
+DecoderBase* triptych_decoder_new(const DecoderShape* shape, int32_t kind, int32_t products) {
   try {
     if (kind == kFloat32) return new Decoder<Portable<float>>(*shape);
     if (kind == kNarrow) return new Decoder<Portable<bf16, float>>(*shape);
 #ifdef __AMX_BF16__
-    if (use_tiles && triptych_has_tiles()) return new Decoder<Amx>(*shape);
+    if (products == kTiles) return new Decoder<Amx>(*shape);
+#endif
+#ifdef __AVX512BF16__
+    if (products >= kPairs) return new Decoder<Pairs>(*shape);
 #endif
     return new Decoder<Portable<bf16>>(*shape);
   } catch (const std::bad_alloc&) {
@@ -94,13 +91,16 @@ const char* triptych_decoder_step(DecoderBase* decoder, const StepInput* in) {
 
 // out[rows][columns] = x[rows][k] W^T + bias; `width`: columns as packed, a multiple of 32.
 const char* triptych_linear(const void* x, int32_t rows, int32_t k, const void* weight, const float* bias,
-                            int32_t columns, int32_t width, float* out, int32_t kind, int32_t use_tiles,
+                            int32_t columns, int32_t width, float* out, int32_t kind, int32_t products,
                             int32_t threads) {
   return guarded([&] {
     if (kind == kFloat32) return linear<Portable<float>>(x, rows, k, weight, bias, columns, width, out, threads);
     if (kind == kNarrow) return linear<Portable<bf16, float>>(x, rows, k, weight, bias, columns, width, out, threads);
 #ifdef __AMX_BF16__
-    if (use_tiles && triptych_has_tiles()) return linear<Amx>(x, rows, k, weight, bias, columns, width, out, threads);
+    if (products == kTiles) return linear<Amx>(x, rows, k, weight, bias, columns, width, out, threads);
+#endif
+#ifdef __AVX512BF16__
+    if (products >= kPairs) return linear<Pairs>(x, rows, k, weight, bias, columns, width, out, threads);
 #endif
     linear<Portable<bf16>>(x, rows, k, weight, bias, columns, width, out, threads);
   });
@@ -115,12 +115,12 @@ const char* triptych_resample(const void* in, int32_t height, int32_t width, voi
   });
 }
 
-// `products`: those that the weights are packed for.
+// `products`: those that the weights are packed for. A decoder's are packed alike for all.
 EncoderBase* triptych_encoder_new(const EncoderShape* shape, int32_t kind, int32_t products) {
   try {
     if (kind == kFloat32) return new Encoder<Panels<float>>(*shape);
 #ifdef __AMX_BF16__
-    if (products == kTiles && triptych_has_tiles()) return new Encoder<Tiles>(*shape);
+    if (products == kTiles) return new Encoder<Tiles>(*shape);
 #endif
 #ifdef __AVX512BF16__
     if (products == kPairs) return new Encoder<Panels<bf16, bf16x2>>(*shape);
