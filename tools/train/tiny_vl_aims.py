@@ -15,7 +15,7 @@ from tiny_vl_orders import ORDERS, in_order
 from tiny_vl_targets import COLOUR_ID, SHAPE_ID, tokens_near
 
 from triptych.testing.scene_reading import words_in_order
-from triptych.testing.scene_words import ANY_SHAPE, plural
+from triptych.testing.scene_words import ANY_SHAPE, leftmost_of_kinds, plural
 
 NOUNS = {plural(name): name for name in (*SHAPE_ID, *ANY_SHAPE)} | {name: name for name in (*SHAPE_ID, *ANY_SHAPE)}
 NOUN_PATTERN = "|".join(sorted(NOUNS, key=len, reverse=True))
@@ -40,11 +40,17 @@ def aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
         for question, first, spans, _ in row.told:
             for start, end, things in targets(question, scenes):
                 at = set().union(*(looked_at(row, picture, centre_px, gh, gw) for picture, centre_px in things))
-                for token, (begins, ends) in enumerate((*spans, (len(question.answer), len(question.answer) + 1))):
-                    if at and begins < end and ends > start and begins < ends:
-                        pairs += [(len(where), position) for position in at]
-                        where.append((index, first + token - 1))
+                for token in tokens_within(spans, len(question.answer), start, end) if at else ():
+                    pairs += [(len(where), position) for position in at]
+                    where.append((index, first + token - 1))
     return (*np.array(where, np.int64).reshape(-1, 2).T, *np.array(pairs, np.int64).reshape(-1, 2).T)
+
+
+def tokens_within(spans, length: int, start: int, end: int):
+    """Of an answer's tokens, the end of its `length` characters included, those that lie in part between the two."""
+    for token, (begins, ends) in enumerate((*spans, (length, length + 1))):
+        if begins < end and ends > start and begins < ends:
+            yield token
 
 
 def asked_aims(rows) -> tuple[np.ndarray, ...]:
@@ -68,16 +74,47 @@ def looked_at(row, picture: int, centre_px, gh: int, gw: int) -> set[int]:
 def noun_aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
     """Row, token [M] of each noun; noun, end (0: the first picture, 1: the last) of each thing meant there [K], and up
     to four positions in its row [K, 4] where it may be, the rest -1; place [M] of the token before the picture."""
+    mentioned = (
+        (index, row, scenes, token, named)
+        for index, (row, scenes) in enumerate(zip(rows, pictures, strict=True))
+        for token, *named in row.mentions
+    )
+    return equal_shares(mentioned, gh, gw)
+
+
+def kind_aims(rows, pictures, gh: int, gw: int) -> tuple[np.ndarray, ...]:
+    """As `noun_aims`: where a description says the next kind and its number it looks at all that are of it."""
+    described = (
+        (index, row, scenes, first + token - 1, named)
+        for index, (row, scenes) in enumerate(zip(rows, pictures, strict=True))
+        for question, first, spans, _ in row.told
+        if question.kind == "describe"
+        for start, end, named in kinds_said(question.answer)
+        for token in tokens_within(spans, len(question.answer), start, end)
+    )
+    return equal_shares(described, gh, gw)
+
+
+def kinds_said(description: str):
+    """(start, end, what is named there) of each kind in turn; after the last one nothing is."""
+    start = 0
+    for mention in MENTION.finditer(description):
+        yield start, mention.end(), mention.groups()
+        start = mention.end()
+    yield start, start + 1, None
+
+
+def equal_shares(asking, gh: int, gw: int) -> tuple[np.ndarray, ...]:
+    """What `noun_aims` describes, of (row's index, row, scenes, token, size with colour and noun) each; None for
+    nothing."""
     where, found, before = [], [], []
-    for index, (row, scenes) in enumerate(zip(rows, pictures, strict=True)):
-        for token, *named in row.mentions:
-            for end, picture in enumerate((0, len(scenes) - 1)):
-                things = meant(scenes[picture : picture + 1], *named)
-                for _, centre_px in things:
-                    at = sorted(looked_at(row, picture, centre_px, gh, gw))
-                    found.append((len(where), end, *at, *[-1] * (4 - len(at))))
-            where.append((index, token))
-            before.append(row.visual[0] - 1)
+    for index, row, scenes, token, named in asking:
+        for end, picture in enumerate((0, len(scenes) - 1)):
+            for _, centre_px in meant(scenes[picture : picture + 1], *named) if named else ():
+                at = sorted(looked_at(row, picture, centre_px, gh, gw))
+                found.append((len(where), end, *at, *[-1] * (4 - len(at))))
+        where.append((index, token))
+        before.append(row.visual[0] - 1)
     table = np.array(found, np.int64).reshape(-1, 6)
     things = (table[:, 0], table[:, 1], table[:, 2:])
     return (*np.array(where, np.int64).reshape(-1, 2).T, *things, np.array(before, np.int64))
@@ -123,12 +160,15 @@ def changed(scenes):
 
 
 def named(question, scenes):
-    """Each name in the answer, with what leads to it. In a list, the i-th is the i-th thing in its order."""
+    """Each name in the answer, with what leads to it. In a list, the i-th is the i-th thing in its order; in a
+    description it is the leftmost of the i-th kind."""
     if question.answer.lower().startswith("nothing"):
         yield 0, len(question.answer), [NOTHING]
         return
     pattern = JSON_MENTION if question.kind.endswith("json") else MENTION
     listed = in_order(question.kind, scenes[0].objects) if question.kind.startswith("list") else None
+    if question.kind == "describe":
+        listed = leftmost_of_kinds(scenes[0])
     start = 0
     for index, mention in enumerate(pattern.finditer(question.answer)):
         things = [(0, listed[index].centre_px)] if listed else meant(scenes, *mention.groups())
@@ -138,7 +178,7 @@ def named(question, scenes):
         start = mention.end()
     if question.kind in CHANGE_KINDS:
         yield start, len(question.answer), changed(scenes)
-    elif listed or question.kind == "describe":
+    elif listed:
         yield start, start + 1, [NOTHING]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tiny_vl_aims import MENTION, NOUNS, aims, asked_aims, noun_aims
+from tiny_vl_aims import MENTION, NOUNS, aims, asked_aims, kind_aims, noun_aims
 from tiny_vl_changes import Story, events_of, shifts_of, stood_there
 from tiny_vl_model import SPECIAL_IDS
 from tiny_vl_orders import ask_order
@@ -48,6 +48,7 @@ class Batch:
     between: tuple[np.ndarray, ...] = ()  # row, token of the second of two nouns; how its thing differs [P, 3]
     aims: tuple[np.ndarray, ...] = ()  # row, token [M]; aim, position in the row [K] of what it may look at
     asked_aims: tuple[np.ndarray, ...] = ()  # as `aims`: an answer and the noun it is about
+    kind_aims: tuple[np.ndarray, ...] = ()  # as `noun_aims`: where a description says how many there are of a kind
     noun_aims: tuple[np.ndarray, ...] = ()  # row, token [M]; noun, end [K], positions [K, 4] of what it means; sink [M]
     events: np.ndarray | None = None  # [B, n-1, G] what happened there since the row's first picture
     stood: tuple[np.ndarray, ...] = ()  # row, later picture, token; colour, shape [C] of what stood there at first
@@ -233,7 +234,7 @@ def stack(kind: str, rows: list[Sequence], frames, pictures, stories: list[Story
     gh, gw = frames.shape[2] // 28, frames.shape[3] // 28
     batch = Batch(kind, frames, ids, positions, segments, weights, targets, asked)
     batch.aims, batch.noun_aims = aims(rows, pictures, gh, gw), noun_aims(rows, pictures, gh, gw)
-    batch.asked_aims = asked_aims(rows)
+    batch.asked_aims, batch.kind_aims = asked_aims(rows), kind_aims(rows, pictures, gh, gw)
     if stories is None:
         batch.mentions = ground(rows, [scenes[0] for scenes in pictures])
         batch.between = ground_between(rows, [scenes[0] for scenes in pictures])
@@ -258,10 +259,14 @@ def still_batch(
 ) -> Batch:
     rows, scenes = [], []
     for _ in range(num_rows):
-        scene = draw_scene(rng, (gw * 28, gh * 28), num_words=rng.choice(num_words), faces=faces)
+        num_objects = rng.choice(CROWDED) if kinds is ALL else None
+        scene = draw_scene(rng, (gw * 28, gh * 28), num_objects, rng.choice(num_words), faces=faces)
         asked = questions(scene, rng, budget_tokens // (11 if kinds else 16), kinds)
         if kinds is ALL and rng.random() < 0.5:
             asked[:0] = [question for _ in range(3) if (question := ask_order(scene, rng))][:1]
+        if kinds is ALL and rng.random() < 0.5:
+            listed = questions(scene, rng, 6, ("list",))
+            asked[:0] = [question for question in listed if question.kind == "describe"][:1]
         scenes.append(scene)
         rows.append(build(words, rng, asked, [(1, gh, gw, 1, IMAGE_PAD)], budget_tokens))
     frames = np.stack([np.asarray(scene.image) for scene in scenes])[:, None]
@@ -296,12 +301,13 @@ def clip_batch(words, rng, gh: int, gw: int, num_rows: int, budget_tokens: int, 
 FIRST = ("list",) * 4 + ("count", "color", "shape", "exists", "place", "text", "background")
 PLAIN = ("count", "total", "color", "shape", "exists", "place", "background", "size", "list")
 WEAK = {  # kinds asked oftener than their weight says, and how many times more
-    **dict.fromkeys(("neighbour", "relation", "place", "count", "total", "size", "text color"), 1),
-    **dict.fromkeys(("list", "extreme", "biggest"), 2),
-    **dict.fromkeys(("text", "bigger", "count size"), 3),
+    **dict.fromkeys(("relation", "place", "count", "total", "size", "text color"), 1),
+    **dict.fromkeys(("neighbour", "extreme", "biggest"), 2),
+    **dict.fromkeys(("text", "bigger", "count size", "list"), 3),
 }
 ALL = (*ASKERS, *(name for name, times in WEAK.items() for _ in range(times)))
 WRITTEN = (0, 0, 1, 1, 1, 2)
+CROWDED = (None,) * 8 + (5, 6, 7, 8)  # objects: more of the many than are asked about
 SMALL = ((3, 3), (3, 4), (4, 3), (4, 4), (4, 4), (4, 5), (5, 4))
 LARGEST = (18, 18, 24, 32)  # tokens to a side of a large picture, at most
 

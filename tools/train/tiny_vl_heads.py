@@ -54,14 +54,15 @@ class DenseHeads(nn.Module):
         nn.init.zeros_(self.between.weight)
         self.stood_sizes = (num_colours, num_shapes - 1)
         self.stood = nn.Linear(dim, sum(self.stood_sizes))
+        self.kind = nn.Linear(dim, 4 * MOST_RANKED)
 
-    def vision_loss(self, tokens, shape, colour, char, background, box, order, rank, extreme, written, spelled):
-        # targets as `dense_targets` describes them, with a batch axis in front; -100 is no target
+    def vision_loss(self, tokens, shape, colour, char, background, box, order, rank, extreme, written, spelled, kind):
+        # as `dense_targets` describes them, with a batch axis in front; -100 is no target
         """Colour, shape and character where there is one, then where there are shapes and characters at all.
 
         The first three are means over the few slots that hold something: over all slots they would hardly count. So are
         the rest: a thing's exact place and radius, which of its word's characters one is, its colour, which character
-        is the first, the second ... of its word, and how a thing stands among all.
+        is the first, the second ... of its word, and how a thing and a kind stand among all.
         """
         logits = [head(tokens).float() for head in (self.shape, self.colour, self.char)]
         shape_logits, colour_logits, char_logits = (x.view(-1, n) for x, n in zip(logits, self.sizes, strict=True))
@@ -79,6 +80,7 @@ class DenseHeads(nn.Module):
             2 * mean_loss(self.rank(tokens).float().view(-1, MOST_RANKED), rank.flatten()),
             8 * self.extreme_loss(tokens, extreme),
             3 * self.spelled_loss(tokens, spelled.flatten()),
+            2 * mean_loss(self.kind(tokens).float().view(-1, MOST_RANKED), kind.flatten()),
         ]
 
     def spelled_loss(self, tokens, spelled):

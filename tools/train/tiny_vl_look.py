@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 
 # The attention that is told where to look: by layer, query heads under each of the two key heads.
-AIM_LAYERS, NOUN_LAYER, COUNT_LAYERS, ASKED_LAYERS = (3, 4), 2, (2, 3), (4, 5)
+AIM_LAYERS, NOUN_LAYER, COUNT_LAYERS, ASKED_LAYERS, KIND_LAYERS = (3, 4), 2, (2, 3), (4, 5), (5, 6)
 AIM_HEADS, COUNT_HEADS, ASKED_HEADS = (0, 3), (1, 4), (2, 5)
 
 COUNT_WEIGHT = 2.0  # of the shares' own precision
+KIND_WEIGHT = 3.0  # of what a description counts: so much less often asked than what nouns mean
 
 
 def attention_of(heads, q, k, mask, row, token):
@@ -50,10 +51,10 @@ def count_loss(attention, noun, end, at, start):
     )
 
 
-def told(index, q, k, mask, aims=None, asked_aims=None, noun_aims=None):
+def told(index, q, k, mask, aims=None, asked_aims=None, noun_aims=None, kind_aims=None):
     """What the attention of one layer is told. `aims`, `asked_aims`: row [M], token [M], wanted [M, L] bool;
     `noun_aims`: row, token, what `count_loss` takes, whether it means just one thing in just one picture [M], where
-    [M, L]."""
+    [M, L]; `kind_aims` likewise."""
     loss = 0.0
     for told_layers, heads, some in ((AIM_LAYERS, AIM_HEADS, aims), (ASKED_LAYERS, ASKED_HEADS, asked_aims)):
         if some is not None and index in told_layers:
@@ -65,6 +66,9 @@ def told(index, q, k, mask, aims=None, asked_aims=None, noun_aims=None):
         if index == NOUN_LAYER and is_one.any():
             attention = attention_of(AIM_HEADS, q, k, mask, row[is_one], token[is_one])
             loss = loss + aim_loss(attention, wanted[is_one])
+    if kind_aims is not None and index in KIND_LAYERS:
+        row, token, things, *_ = kind_aims
+        loss = loss + KIND_WEIGHT * count_loss(attention_of(COUNT_HEADS, q, k, mask, row, token), *things)
     return loss
 
 
@@ -78,12 +82,12 @@ def aims(batch, found):
     return row, token, wanted
 
 
-def noun_aims(batch):
+def noun_aims(batch, found):
     """Row and token of each noun, the attention it is to pay to either end, whether it means one thing of a single
     picture, and where [M, L]."""
-    if not batch.noun_aims or not len(batch.noun_aims[0]):
+    if not found or not len(found[0]):
         return None
-    row, token, noun, end, at, start = map(torch.from_numpy, batch.noun_aims)
+    row, token, noun, end, at, start = map(torch.from_numpy, found)
     in_first = end == 0
     is_one = (torch.bincount(noun[in_first], minlength=len(row)) == 1) & (batch.events is None)
     wanted = torch.zeros(len(row), batch.ids.shape[1], dtype=torch.bool)

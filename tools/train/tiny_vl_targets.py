@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from triptych.testing.scene_paint import COLOURS, SHAPES
-from triptych.testing.scene_words import left_to_right, plural
+from triptych.testing.scene_words import left_to_right, leftmost_of_kinds, plural
 from triptych.testing.scenes import BACKGROUNDS
 
 CHARS = string.ascii_uppercase + string.digits
@@ -29,7 +29,8 @@ def dense_targets(scene) -> tuple[np.ndarray, ...]:
     x and y from the patch's centre in patches, radius in patches and over a quarter of the picture's short side, -9
     where nothing is; order [G, 8]: the how-manieth of its word a character is; rank [G, 4]: the how-manieth from the
     left a thing is; extreme [G, 4, 6]: is it the outermost, biggest, smallest (-1: hard to say)? Then of characters
-    colour [G, 8], and the first, second ... [G, 6] of a word, wherever in the token it is."""
+    colour [G, 8], and the first, second ... [G, 6] of a word, wherever in the token it is. Then of things again: the
+    how-manieth kind from the left it is the leftmost of [G, 4]."""
     gh, gw = scene.height_px // TOKEN_PX, scene.width_px // TOKEN_PX
     shape = np.zeros((gh * gw, 4), np.int64)
     colour = np.full((gh * gw, 4), -100, np.int64)
@@ -40,6 +41,7 @@ def dense_targets(scene) -> tuple[np.ndarray, ...]:
     extreme = np.full((gh * gw, 4, NUM_EXTREMES), -1.0, np.float32)
     written = np.full((gh * gw, 8), -100, np.int64)
     spelled = np.zeros((gh * gw, MOST_CHARS), np.int64)
+    kind = np.full((gh * gw, 4), -100, np.int64)
     short_px = min(scene.width_px, scene.height_px)
     in_order = left_to_right(scene.objects)
     for index, (thing, is_extreme) in enumerate(zip(in_order, extremes(in_order, short_px), strict=True)):
@@ -48,6 +50,9 @@ def dense_targets(scene) -> tuple[np.ndarray, ...]:
         x, y = thing.x_px / 14 % 1 - 0.5, thing.y_px / 14 % 1 - 0.5
         box[token, part] = x, y, thing.radius_px / 14, 4 * thing.radius_px / short_px
         shape[token, part], colour[token, part] = SHAPE_ID[thing.shape], COLOUR_ID[thing.colour]
+    for index, thing in enumerate(leftmost_of_kinds(scene)):
+        token, part = slot(thing.x_px, thing.y_px, gh, gw, 2)
+        kind[token, part] = min(index, MOST_RANKED - 1)
     for text in scene.texts:
         for place, (letter, (x_px, y_px)) in enumerate(zip(text.text, text.centres_px(), strict=True)):
             token, part = slot(x_px, y_px, gh, gw, 4)
@@ -55,7 +60,7 @@ def dense_targets(scene) -> tuple[np.ndarray, ...]:
             written[token, part] = COLOUR_ID[text.colour]
             spelled[token, min(place, MOST_CHARS - 1)] = CHAR_ID[letter]
     background = np.full(gh * gw, BACKGROUNDS.index(scene.background))
-    return shape, colour, char, background, box, order, rank, extreme, written, spelled
+    return shape, colour, char, background, box, order, rank, extreme, written, spelled, kind
 
 
 def extremes(things, short_px: int) -> np.ndarray:

@@ -33,7 +33,7 @@ def tower_batch(rng: random.Random, faces: tuple[str, ...] | None) -> tuple[np.n
     gh, gw = rng.randint(3, longest), rng.randint(3, longest)
     is_written = rng.random() < 0.5
     num_words = (gh, gh, 2 * gh) if is_written else (0, 1, 2, 3, 4, 6)
-    num_objects = (0, 1, 2) if is_written else (None,)
+    num_objects = (0, 1, 2) if is_written else (None, None, 5, 8)
     scenes = [
         draw_scene(rng, (gw * 28, gh * 28), rng.choice(num_objects), rng.choice(num_words), faces=faces)
         for _ in range(max(2, BATCH_TOKENS // (gh * gw)))

@@ -66,7 +66,8 @@ def forward(model, batch):
         mask,
         aims=aims(batch, batch.aims),
         asked_aims=aims(batch, batch.asked_aims),
-        noun_aims=noun_aims(batch),
+        noun_aims=noun_aims(batch, batch.noun_aims),
+        kind_aims=noun_aims(batch, batch.kind_aims),
     )
     seen = middle[is_vision].view(len(ids), -1, *tokens.shape[1:])
     return hidden, tokens, early[is_vision].view(*tokens.shape), middle, seen, late, aimed
