@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "vec.h"
 
@@ -63,19 +64,34 @@ __attribute__((always_inline)) inline void panel_product(const U* a, size_t row_
   for (int r = 0; r < R; r++) store16(c + r * stride, acc[r]);
 }
 
-// Activations as rows of float, for any CPU. `W` is the weight's type, `S` that of embeddings, keys, values and results.
-template <class W, class S = W>
-struct Portable {
-  using Weight = W;
-  using Store = S;
-  using Act = float;
+// Activations as rows, in a kernel without tiles.
+template <class A>
+struct Rows {
+  using Act = A;
   using Query = float;
   static constexpr bool kTiles = false;
 
   static size_t act_count(int rows, int k) { return (size_t)rows * k; }
-  static float* act(float* base, int k, int row, int col) { return base + (size_t)row * k + col; }
+  static A* act(A* base, int k, int row, int col) { return base + (size_t)row * k + col; }
   static void begin(int) {}
   static void end() {}
+
+ protected:
+  // call(std::integral_constant<int, rows>): a product is compiled for each number of rows up to R.
+  template <int R, class Call>
+  __attribute__((always_inline)) static inline void with_rows(int rows, Call call) {
+    if (rows == R)
+      call(std::integral_constant<int, R>{});
+    else if constexpr (R > 1)
+      with_rows<R - 1>(rows, call);
+  }
+};
+
+// Rows of float, for any CPU. `W` is the weight's type, `S` that of embeddings, keys, values and results.
+template <class W, class S = W>
+struct Portable : Rows<float> {
+  using Weight = W;
+  using Store = S;
 
   // Calls emit(first row, rows, first column, float[rows][32]) for each block of the groups [lo, hi).
   template <class Emit>
@@ -103,8 +119,12 @@ struct Portable {
       const Ahead ahead{(const char*)(w + (size_t)steps * kGroup), std::max<int>(1, kGroup * sizeof(W) / (2 * blocks))};
       for (int block = 0; block < blocks; block++)
         for (int half = 0; half < 2; half++)
-          rows_product<kRows>(start(block + 1) - start(block), a + (size_t)(row + start(block)) * k + depth, k, panels[half],
-                              steps, sums + start(block) * kGroup + 16 * half, depth > 0, ahead.of(2 * block + half, steps));
+          with_rows<kRows>(start(block + 1) - start(block), [&](auto count) {
+            const Ahead next = ahead.of(2 * block + half, steps);
+            panel_product<count(), true>(a + (size_t)(row + start(block)) * k + depth, k, 1, (const float*)panels[half],
+                                         steps, sums + start(block) * kGroup + 16 * half, kGroup, depth > 0, next.base,
+                                         next.step);
+          });
     }
     for (int block = 0; block < blocks; block++)
       emit(row + start(block), start(block + 1) - start(block), group * kGroup, sums + start(block) * kGroup);
@@ -116,14 +136,6 @@ struct Portable {
     int step;
     Ahead of(int product, int turns) const { return {base + (size_t)product * turns * step, step}; }
   };
-
-  template <int R>
-  static void rows_product(int rows, const float* a, int k, const float* panel, int steps, float* c, bool adds, Ahead ahead) {
-    if (rows == R)
-      panel_product<R, true>(a, k, 1, panel, steps, c, kGroup, adds, ahead.base, ahead.step);
-    else if constexpr (R > 1)
-      rows_product<R - 1>(rows, a, k, panel, steps, c, adds, ahead);
-  }
 
   static void unpack(const float* w, int steps, float (&panels)[2][kStretchDepth * 16]) {
     for (int i = 0; i < steps; i++)
@@ -143,18 +155,10 @@ struct Portable {
 
 #ifdef __AVX512BF16__
 
-// Activations as rows of bfloat16. The tiles' layout of a weight is also that of pairs: it is used as it comes from memory.
-struct Pairs {
+// Rows of bfloat16. The tiles' layout of a weight is also that of pairs: it is used as it comes from memory.
+struct Pairs : Rows<bf16> {
   using Weight = bf16;
   using Store = bf16;
-  using Act = bf16;
-  using Query = float;
-  static constexpr bool kTiles = false;
-
-  static size_t act_count(int rows, int k) { return (size_t)rows * k; }
-  static bf16* act(bf16* base, int k, int row, int col) { return base + (size_t)row * k + col; }
-  static void begin(int) {}
-  static void end() {}
 
   template <class Emit>
   static void gemm(const bf16* a, int rows, int k, const bf16* weight, int lo, int hi, Emit emit) {
@@ -164,7 +168,9 @@ struct Pairs {
       const bf16* w = weight + (size_t)group * k * kGroup;
       for (int block = 0; block < blocks; block++) {
         const int row = block * rows / blocks, count = (block + 1) * rows / blocks - row;
-        rows_product<kRows>(count, (const bf16x2*)(a + (size_t)row * k), k / 2, (const bf16x2*)w, sums, Ahead(w, k, block, blocks));
+        with_rows<kRows>(count, [&](auto rows) {
+          product<rows()>((const bf16x2*)(a + (size_t)row * k), k / 2, (const bf16x2*)w, sums, Ahead(w, k, block, blocks));
+        });
         emit(row, count, group * kGroup, sums);
       }
     }
@@ -183,14 +189,6 @@ struct Pairs {
     const int lines;  // for each step of 32 elements
     const char* base;
   };
-
-  template <int R>
-  static void rows_product(int rows, const bf16x2* a, int k, const bf16x2* w, float* c, Ahead ahead) {
-    if (rows == R)
-      product<R>(a, k, w, c, ahead);
-    else if constexpr (R > 1)
-      rows_product<R - 1>(rows, a, k, w, c, ahead);
-  }
 
   template <int R>
   static void product(const bf16x2* a, int k, const bf16x2* w, float* c, Ahead ahead) {
