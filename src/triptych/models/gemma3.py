@@ -8,14 +8,13 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch import nn
 
 from triptych.core.media import DecodedImage, Modality
 from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
 from triptych.models.layouts import ImageLayout, Run, covering_px, sent_tiles, tower_flops
-from triptych.models.llava import layers_of, output_px
+from triptych.models.llava import output_px
 from triptych.models.served import StockModel
 
 
@@ -62,11 +61,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """All pictures of a call as one batch."""
 
-    def tower(self) -> Any:
-        return self.model.model.vision_tower
-
-    def encoder_layers(self) -> list[nn.Module]:
-        return layers_of(self.model.model.vision_tower)
+    tower_name = "vision_tower"
 
     def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
         pixels = torch.cat([self.feature(item, "pixel_values") for item in items])

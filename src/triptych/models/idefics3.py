@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 from transformers.models.idefics3.image_processing_pil_idefics3 import (
     MAX_IMAGE_SIZE,
     _resize_output_size_rescale_to_max_len,
@@ -136,11 +135,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """Tiles of all items in one batch: they have one shape, so nothing is padded."""
 
-    def tower(self) -> Any:
-        return self.model.model.vision_model
-
-    def encoder_layers(self) -> list[nn.Module]:
-        return list(self.model.model.vision_model.encoder.layers)
+    tower_name = "vision_model"
 
     def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
         tiles = [self.feature(item, "pixel_values") for item in items]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch import nn
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
 from triptych.core.media import DecodedImage, Modality
@@ -16,7 +15,7 @@ from triptych.core.prepared import EncoderItem
 from triptych.models.base import ItemSize
 from triptych.models.folder import ModelFolder
 from triptych.models.layouts import ImageLayout, Run, option_int, sent_tiles, tower_flops
-from triptych.models.llava import layers_of, output_px
+from triptych.models.llava import output_px
 from triptych.models.served import StockModel
 
 
@@ -82,11 +81,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """Tiles of all items in one batch."""
 
-    def tower(self) -> Any:
-        return self.model.model.vision_tower
-
-    def encoder_layers(self) -> list[nn.Module]:
-        return layers_of(self.model.model.vision_tower)
+    tower_name = "vision_tower"
 
     def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
         tiles = [self.feature(item, "pixel_values") for item in items]

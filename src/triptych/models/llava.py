@@ -8,7 +8,6 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch import nn
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.media import DecodedImage, Modality
@@ -63,11 +62,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """All pictures of a call as one batch."""
 
-    def tower(self) -> Any:
-        return self.model.model.vision_tower
-
-    def encoder_layers(self) -> list[nn.Module]:
-        return layers_of(self.model.model.vision_tower)
+    tower_name = "vision_tower"
 
     def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
         pixels = torch.cat([self.feature(item, "pixel_values") for item in items])
@@ -84,9 +79,3 @@ def output_px(image_processor: Any) -> tuple[int, int]:
 
 def intermediate_size(vision: Any) -> int:
     return int(getattr(vision, "intermediate_size", None) or vision.hidden_size * vision.mlp_ratio)
-
-
-def layers_of(tower: nn.Module) -> list[nn.Module]:
-    """The transformer layers of a tower, wherever its class keeps them: the longest list of modules in it."""
-    lists = [list(module) for module in tower.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch import nn
 from transformers.image_processing_utils import select_best_resolution
 
 from triptych.core.errors import InvalidRequest, UnsupportedMedia
@@ -21,7 +20,7 @@ from triptych.models.base import ItemSize, ProcessedItem
 from triptych.models.folder import ModelFolder
 from triptych.models.frames import FrameSampling, plan_frames
 from triptych.models.layouts import ImageLayout, Run, covering_px, tower_flops
-from triptych.models.llava import intermediate_size, layers_of
+from triptych.models.llava import intermediate_size
 from triptych.models.resample import resized
 from triptych.models.served import StockModel
 
@@ -159,11 +158,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """Tiles of pictures of one kind in one batch; clips one after another."""
 
-    def tower(self) -> Any:
-        return self.model.model.vision_tower
-
-    def encoder_layers(self) -> list[nn.Module]:
-        return layers_of(self.model.model.vision_tower)
+    tower_name = "vision_tower"
 
     def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
         inner = self.model.model

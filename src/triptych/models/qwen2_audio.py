@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 from transformers.masking_utils import create_bidirectional_mask
 
 from triptych.core.errors import BudgetExceeded, EmbeddingsRefused, InvalidMedia, InvalidRequest, UnsupportedMedia
@@ -101,11 +100,7 @@ class Layout(TextLayout):
 class Served(StockModel):
     """Every item fills the same window, so a call is one batch with a mask."""
 
-    def tower(self) -> Any:
-        return self.model.model.audio_tower
-
-    def encoder_layers(self) -> list[nn.Module]:
-        return list(self.model.model.audio_tower.layers)
+    tower_name = "audio_tower"
 
     def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
         mel = torch.cat([self.feature(item, "input_features") for item in items])

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from triptych.core.errors import EmbeddingsRefused, InvalidMedia, UnsupportedMedia
@@ -206,11 +205,7 @@ class Layout(ImageLayout):
 class Served(StockModel):
     """All items of a call go through the tower as one packed sequence, no padding."""
 
-    def tower(self) -> Any:
-        return self.model.model.visual
-
-    def encoder_layers(self) -> list[nn.Module]:
-        return list(self.model.model.visual.blocks)
+    tower_name = "visual"
 
     def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
         pixels = torch.cat([self.feature(item, "pixel_values") for item in items])

@@ -26,14 +26,15 @@ BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})  # frequencies follow 
 class StockModel:
     """Owner of the weights, on one device, in one dtype. Called from the engine's thread under inference mode."""
 
+    tower_name: str | None = None  # the stock model's own for its encoder; None for a text-only one
+
     def __init__(self, model: Any, info: ModelInfo, tower_attention: str = "sdpa") -> None:
         self.model = model
         self.info = info
         self.language = self.find_language(model)
         self.language.set_attn_implementation(ATTENTION_NAME)
-        tower = self.tower()
-        if tower is not None:
-            tower.set_attn_implementation(tower_attention)
+        if self.tower is not None:
+            self.tower.set_attn_implementation(tower_attention)
         for layer in self.encoder_layers()[:1]:
             layer.register_forward_pre_hook(_contiguous_rows, with_kwargs=True)
         self._table = self.language.get_input_embeddings()
@@ -49,9 +50,10 @@ class StockModel:
         inner = model.base_model
         return getattr(inner, "language_model", None) or getattr(inner, "text_model", None) or inner
 
+    @property
     def tower(self) -> Any:
         """The encoder, or None for a text-only model."""
-        return None
+        return getattr(self.model.model, self.tower_name) if self.tower_name else None
 
     def encode_features(self, items: Sequence[EncoderItem]) -> list[torch.Tensor]:
         raise NotImplementedError
@@ -65,7 +67,7 @@ class StockModel:
 
     def encoder_layers(self) -> list[nn.Module]:
         """The tower's layers in order: the edges at which an encode may pause. Empty for a text-only model."""
-        return []
+        return [] if self.tower is None else layers_of(self.tower)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[T] int64 -> [T, D]. Ids that stand for media may lie past the table: they read row 0."""
@@ -226,3 +228,9 @@ def _check_rope(config: PreTrainedConfig) -> None:
     refused = sorted(kinds & BATCH_DEPENDENT_ROPE)
     if refused:
         raise InvalidRequest(f"rope type {refused[0]!r} depends on the longest sequence of a batch; it is not served")
+
+
+def layers_of(tower: nn.Module) -> list[nn.Module]:
+    """The transformer layers of a tower, wherever its class keeps them: the longest list of modules in it."""
+    lists = [list(module) for module in tower.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
