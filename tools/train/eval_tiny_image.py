@@ -1,6 +1,6 @@
 """How often tiny-image draws a held-out prompt rightly, by kind of prompt, through the stock diffusers pipeline.
 
-    python tools/train/eval_tiny_image.py [--num 100] [--size 64x64] [--steps 20] [--guidance 4] [--ask 3]
+    python tools/train/eval_tiny_image.py [--num 100] [--size 64x64] [--steps 20] [--guidance 2] [--ask 3]
 
 Judged by measured pixels (`triptych.testing.judge`): right means count, colours, shapes, background and relation. With
 `--ask`, tiny-vl is asked about the drawings too, and the same of painted pictures of the same prompts: what it answers
@@ -19,6 +19,7 @@ import torch
 from diffusers import PixArtAlphaPipeline
 from diffusers.utils import logging as diffusers_logging
 from PIL import Image
+from tiny_image_model import GUIDANCE
 
 from triptych.testing.judge import Verdict, look, verdict
 from triptych.testing.prompts import Prompt, invent_prompt, lay_out
@@ -46,7 +47,7 @@ def draw(
     *,
     size_px: tuple[int, int] = (64, 64),
     num_steps: int = 20,
-    guidance: float = 4.0,
+    guidance: float = GUIDANCE,
     first_seed: int = 0,
 ) -> list[Image.Image]:
     """One picture a text, the seeds counting up from the first."""
@@ -119,7 +120,7 @@ def main() -> None:
     parser.add_argument("--max-objects", type=int, default=5, help="leave out prompts that ask for more")
     parser.add_argument("--size", default="64x64", help="WxH in pixels")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--guidance", type=float, default=4.0)
+    parser.add_argument("--guidance", type=float, default=GUIDANCE)
     parser.add_argument("--ask", type=int, default=0, help="so many questions to tiny-vl about each picture")
     args = parser.parse_args()
     logging.captureWarnings(True)

@@ -6,11 +6,12 @@ python tools/train/tiny_image_export.py --out DIR [--folder src/triptych/zoo/tin
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, PixArtAlphaPipeline
-from tiny_image_model import Model, make_scheduler, make_tokenizer
+from tiny_image_model import GUIDANCE, Model, make_scheduler, make_tokenizer
 
 FOLDER = Path(__file__).parents[2] / "src/triptych/zoo/tiny-image"
 
@@ -30,6 +31,7 @@ def export(out: Path, folder: Path) -> int:
     )
     pipeline.to(torch.bfloat16)
     pipeline.save_pretrained(folder, safe_serialization=True)
+    (folder / "generation_config.json").write_text(json.dumps({"guidance_scale": GUIDANCE}, indent=2) + "\n")
     for config in folder.rglob("config.json"):  # no path of the machine that trained it
         text = config.read_text()
         config.write_text("\n".join(line for line in text.split("\n") if '"_name_or_path"' not in line))

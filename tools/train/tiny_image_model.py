@@ -22,6 +22,7 @@ WIDTH, LAYERS, HEAD_WIDTH = 160, 6, 32
 TEXT_WIDTH = 128
 DEFAULT_TOKENS = 8  # along each side of the default picture: 64 px
 POSITIONS_SPAN = 16  # what the positions of any picture run over
+GUIDANCE = 2.0  # with which the most prompts are drawn rightly
 AUX_LAYER = 3  # its output is asked what will be where
 NUM_COLOURS, NUM_SHAPES = len(COLOURS) + 1, len(SHAPES) + 1  # and the background
 _WORDS = (

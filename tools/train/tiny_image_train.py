@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from numerics import PASS_DTYPE
 from tiny_image_data import Batch, load_buckets
-from tiny_image_model import Model, make_scheduler, make_tokenizer
+from tiny_image_model import GUIDANCE, Model, make_scheduler, make_tokenizer
 from tiny_image_words import word_targets
 from tiny_vl_optim import Muon, RunningMean
 
@@ -35,7 +35,7 @@ WORD_STEPS, WORD_BATCH, WORD_LR = 600, 64, 6e-3  # of the text encoder alone, at
 MEAN_DECAY = 0.995
 HIGH_NOISE = 0.4  # of the rows are drawn from the noisiest fifth; 0.9 and up were one in sixteen without
 SEEN_BELOW, APART = 0.8, 0.3  # at lower levels so many rows have a noise that says nothing of the picture
-NUM_JUDGED, NUM_STEPS, GUIDANCE = 32, 20, 4.0
+NUM_JUDGED, NUM_STEPS = 32, 20
 
 
 def make_optimizers(

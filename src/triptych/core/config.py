@@ -147,7 +147,8 @@ class EngineConfig(_Piece, frozen=True):
 
 class GenerateConfig(_Piece, frozen=True):
     """Budgets of one diffusion engine. `max_step_tokens` bounds the latent tokens of one denoising step. `niceness`, as
-    of nice(2): how far its process steps back for the others on a busy CPU."""
+    of nice(2): how far its process steps back for the others on a busy CPU. `num_inference_steps` and `guidance_scale`
+    are for requests that name none; without them the folder's, else the pipeline class's."""
 
     dtype: str = "auto"
     device: str = "auto"
@@ -161,8 +162,14 @@ class GenerateConfig(_Piece, frozen=True):
     warm_up_s: float = 10.0
     num_threads: int | None = None
     niceness: int = 3
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
 
     def __post_init__(self) -> None:
+        if self.num_inference_steps is not None and self.num_inference_steps < 1:
+            raise ValueError(f"num_inference_steps must be at least 1, got {self.num_inference_steps}")
+        if self.guidance_scale is not None and not 0 <= self.guidance_scale <= 100:
+            raise ValueError(f"guidance_scale must be between 0 and 100, got {self.guidance_scale}")
         if not 0 <= self.niceness <= 19:
             raise ValueError(f"niceness must be between 0 and 19, got {self.niceness}")
 

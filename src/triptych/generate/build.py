@@ -23,5 +23,6 @@ def build_engine(folder: Path, *, name: str, config: GenerateConfig | None = Non
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = load_kind(folder, name=name, dtype=config.dtype, device=device)
+    kind.set_defaults(config.num_inference_steps, config.guidance_scale)
     load_calibration(folder, kind)
     return GenerateEngine(kind, config, knees=lambda: KneeStore(default_folder(), kind, model_fingerprint(folder)))

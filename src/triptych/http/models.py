@@ -46,6 +46,7 @@ def _drawing_entry(traits: ModelTraits, front: Front) -> dict[str, Any]:
         "tasks": sorted(task.value for task in traits.tasks),
         "default_size": f"{traits.default_width_px}x{traits.default_height_px}",
         "default_num_steps": traits.default_num_steps,
+        "default_guidance_scale": traits.default_guidance_scale,
         "step_caches": list(traits.step_caches),
         "step_cache_min_steps": traits.step_cache_min_steps,
         "default_step_cache": traits.default_step_cache,

@@ -26,8 +26,8 @@ class Kind(ABC):
     """One loaded pipeline. Subclasses follow their stock pipeline's `__call__` step by step."""
 
     tasks: ClassVar[frozenset[Task]] = frozenset({Task.TEXT_TO_IMAGE})
-    default_num_steps: ClassVar[int] = 28
-    default_guidance_scale: ClassVar[float] = 5.0
+    default_num_steps: int = 28
+    default_guidance_scale: float = 5.0
     frames_per_s: ClassVar[float] = 16.0
     has_frame_axis: ClassVar[bool] = False  # the VAE takes [1, C, F, H, W]
     has_batched_rope: ClassVar[bool] = False  # rotary positions come with a row for each of the batch
@@ -46,6 +46,13 @@ class Kind(ABC):
         self.vae = pipeline.vae
         accepted = inspect.signature(pipeline.scheduler.step).parameters
         self._step_takes_generator = "generator" in accepted
+
+    def set_defaults(self, num_steps: int | None, guidance_scale: float | None) -> None:
+        """Of a request that names none, in place of the pipeline class's. None leaves what there is."""
+        if num_steps is not None:
+            self.default_num_steps = num_steps
+        if guidance_scale is not None:
+            self.default_guidance_scale = guidance_scale
 
     # what it is
 

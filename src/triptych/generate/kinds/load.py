@@ -12,6 +12,7 @@ import transformers
 
 from triptych.core.errors import InvalidRequest, UnsupportedMedia
 from triptych.generate.kinds.base import Kind
+from triptych.generate.kinds.defaults import read_defaults
 from triptych.generate.kinds.flux import Flux
 from triptych.generate.kinds.pixart import PixArt
 from triptych.generate.kinds.qwen_image import QwenImage
@@ -40,7 +41,7 @@ def is_diffusion_folder(folder: Path) -> bool:
 
 def load_kind(folder: Path, *, name: str, dtype: str = "auto", device: str = "cpu") -> Kind:
     """Raises InvalidRequest for a broken folder, UnsupportedMedia (with the list) for a pipeline that is not served."""
-    pipeline_class = check_index(folder)
+    pipeline_class, defaults = check_index(folder), read_defaults(folder)
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     torch_dtype = torch.float32 if dtype == "auto" and device == "cpu" else DTYPES.get(dtype, torch.bfloat16)
@@ -56,7 +57,9 @@ def load_kind(folder: Path, *, name: str, dtype: str = "auto", device: str = "cp
         raise InvalidRequest(f"{folder.name} cannot be loaded as {pipeline_class}: {error}") from error
     pipeline.set_progress_bar_config(disable=True)
     pipeline.to(device)
-    return KINDS[pipeline_class](pipeline, name)
+    kind = KINDS[pipeline_class](pipeline, name)
+    kind.set_defaults(defaults.num_inference_steps, defaults.guidance_scale)
+    return kind
 
 
 def _absent(pipeline_class: str, folder: Path) -> dict[str, None]:
