@@ -13,7 +13,7 @@ from triptych.zoo import folder
 from triptych.zoo.reference import Ask, Reference
 
 SEED = 88_000_000  # neither training nor the evaluation draws from it
-LEAST_RIGHT = 0.96  # the committed weights reach more; raise it with better ones
+LEAST_RIGHT = 0.96  # the committed weights reach 0.98; raise it with better ones
 LEAST_RIGHT_OF_TWO = 0.96
 LEAST_RIGHT_OF_CLIPS = 0.94
 PLAIN = ("count", "color", "shape", "exists", "place", "background")
@@ -30,11 +30,11 @@ def share_right(model, pairs):
     return sum(given == wanted for given, (_, wanted) in zip(answers, pairs, strict=True)) / len(pairs)
 
 
-def test_answers_fifty_questions_about_pictures(model):
+def test_answers_questions_about_pictures(model):
     """Plain questions about scenes that it never saw are answered to the letter."""
     rng = random.Random(SEED)
     pairs = []
-    while len(pairs) < 50:
+    while len(pairs) < 200:
         scene = draw_scene(rng, (112, 112))
         pairs += [(Ask(q.text, [scene.image]), q.answer) for q in questions(scene, rng, 1, PLAIN)]
     assert share_right(model, pairs) >= LEAST_RIGHT
@@ -44,7 +44,7 @@ def test_answers_questions_about_two_pictures(model):
     """Which has more, which has one, how many in the second, what changed: chance is right in a third of them."""
     rng = random.Random(SEED)
     pairs = []
-    while len(pairs) < 50:
+    while len(pairs) < 200:
         first, second, change = draw_pair(rng, (112, 112))
         (asked,) = pair_questions(first, second, change, rng)
         pairs.append((Ask(asked.text, [first.image, second.image]), asked.answer))

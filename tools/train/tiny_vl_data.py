@@ -342,8 +342,8 @@ def next_batch(words, rng: random.Random, step: int, faces=None) -> Batch:
 
 
 def sized_batch(words, rng: random.Random, faces=None) -> Batch:
-    """Pictures of any size that is asked about, three in ten of large ones; many questions about each."""
-    if rng.random() < 0.3:
+    """Pictures of any size that is asked about, nine in twenty of large ones; many questions about each."""
+    if rng.random() < 0.45:
         longest = rng.choice(LARGEST)
         gh, gw = rng.randint(12, longest), rng.randint(12, longest)
         return still_batch(words, rng, gh, gw, max(1, 450 // (gh * gw)), 320, faces, ALL, WRITTEN)

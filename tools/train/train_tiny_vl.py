@@ -3,7 +3,8 @@
     python tools/train/train_tiny_vl.py --out DIR --minutes 120
 
 `DIR/last.pt` is written every few minutes, so that the run may be stopped and started with other data at any time. The
-rate is flat, then falls linearly over the last `--decay-minutes` of `--minutes`.
+rate is flat, then falls linearly over the last `--decay-minutes` of `--minutes`; what is there at the end stays as
+`DIR/s<step>.pt`.
 """
 
 from __future__ import annotations
@@ -270,16 +271,17 @@ def loop(args, model, heads, optimizers, mean, step, queue, rank: int, together:
             judge.load_state_dict(mean.weights)
             report(args.out, step, evaluate(judge, batches))
         if step % 100 == 0:
-            keep(args.out, model, heads, optimizers, mean, step)
+            keep(args.out / "last.pt", model, heads, optimizers, mean, step)
     if is_first:
-        keep(args.out, model, heads, optimizers, mean, step)
+        for name in ("last", f"s{step}"):  # the second for the mean of several runs' ends (export_tiny_vl.py)
+            keep(args.out / f"{name}.pt", model, heads, optimizers, mean, step)
         judge.load_state_dict(mean.weights)
         report(args.out, step, evaluate(judge, batches))
 
 
-def keep(out: Path, model, heads, optimizers, mean, step) -> None:
+def keep(path: Path, model, heads, optimizers, mean, step) -> None:
     save(
-        out / "last.pt",
+        path,
         model=model.state_dict(),
         heads=heads.state_dict(),
         optimizers=[optimizer.state_dict() for optimizer in optimizers],
